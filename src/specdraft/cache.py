@@ -1,0 +1,102 @@
+"""Preallocated key/value storage with per-row lengths: rolling back is moving a length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of every layer for N rows that progress at their own pace.
+
+    Nothing is concatenated while decoding: a write scatters into the preallocated storage, and what lies at or
+    behind a row's length is free to be overwritten. The caller moves the lengths, never the writer.
+
+    Args:
+        layers: Number of layers.
+        rows: Number of rows N.
+        capacity: Positions per row.
+        heads: Key/value heads.
+        head_dim: Width of a head.
+        dtype: Floating-point type of the storage.
+        device: Device of the storage.
+
+    Attributes:
+        lengths: ``[N]`` int64, committed positions of each row.
+        extent: Host-side upper bound of ``lengths``, kept so that no device has to be asked for it.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        capacity: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (rows, heads, capacity, head_dim)
+        # zeros, not empty: a masked position must not hold NaN, since 0 * NaN is NaN in the value product
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.capacity = capacity
+        self.extent = 0
+        self._rows = torch.arange(rows, device=device)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows N."""
+        return self.lengths.shape[0]
+
+    def positions(self, count: int) -> Tensor:
+        """Positions ``[N, count]`` that the next ``count`` tokens of each row take."""
+        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store ``[N, heads, n, head_dim]`` keys and values of one layer behind each row's length.
+
+        Raises:
+            ValueError: If the rows would outgrow the capacity.
+        """
+        count = keys.shape[2]
+        if self.extent + count > self.capacity:
+            raise ValueError(
+                f"cache of {self.capacity} positions cannot take {count} more behind {self.extent}; "
+                "allocate it with a larger capacity"
+            )
+        where = self.positions(count)
+        self.keys[layer][self._rows[:, None], :, where] = keys.transpose(1, 2).to(self.keys[layer].dtype)
+        self.values[layer][self._rows[:, None], :, where] = values.transpose(1, 2).to(self.values[layer].dtype)
+
+    def read(self, layer: int, count: int) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values up to the longest row plus ``count`` fresh positions."""
+        stop = min(self.extent + count, self.capacity)
+        return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
+
+    def advance(self, counts: Tensor | int, extent: int | None = None) -> None:
+        """Commit ``counts`` (``[N]`` or one number) positions per row.
+
+        Args:
+            counts: Positions to keep of those just written.
+            extent: New host-side bound of the lengths; without it the device is asked, which synchronises.
+        """
+        self.lengths = self.lengths + counts
+        self.extent = int(self.lengths.max()) if extent is None else extent
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only ``rows`` (``[n]`` int64), in that order."""
+        self.keys = [k.index_select(0, rows) for k in self.keys]
+        self.values = [v.index_select(0, rows) for v in self.values]
+        self.lengths = self.lengths.index_select(0, rows)
+        self._rows = torch.arange(self.rows, device=self.lengths.device)
+        self.extent = int(self.lengths.max()) if self.rows else 0
+
+    def insert(self, rows: Tensor, other: KeyValueCache) -> None:
+        """Overwrite ``rows`` (``[n]`` int64) with the n rows of ``other``, whose capacity may be smaller."""
+        stop = other.extent
+        for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
+            mine[rows, :, :stop] = theirs[:, :, :stop].to(mine.dtype)
+        self.lengths = self.lengths.index_copy(0, rows, other.lengths)
+        self.extent = int(self.lengths.max())

@@ -1,0 +1,5 @@
+"""Drafters: block-parallel networks over target features."""
+
+from specdraft.drafters.base import Drafter
+
+__all__ = ["Drafter"]
