@@ -1,1 +1,6 @@
-"""TODO-checkpoints"""
+"""Checkpoints: crash-safe writing, and checks that a checkpoint fits."""
+
+from specdraft.checkpoints.atomic import AtomicCheckpointIO
+from specdraft.checkpoints.facts import check_facts, checkpoint_facts
+
+__all__ = ["AtomicCheckpointIO", "check_facts", "checkpoint_facts"]

@@ -1,0 +1,58 @@
+"""Write down what a run was made with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+PACKAGES = ("specdraft", "torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "tensorboard", "datasets")
+
+
+def provenance() -> dict[str, Any]:
+    """Command line, git revision, versions and machine, as builtins."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "command": sys.argv,
+        "git": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+class Provenance(Callback):
+    """Write ``provenance.json`` (command, git revision, versions, machine) into the run folder."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not trainer.is_global_zero or trainer.log_dir is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        folder = Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "provenance.json").write_text(json.dumps(provenance(), indent=2) + "\n")

@@ -1,0 +1,250 @@
+"""Real speculative decoding at the end of validation: training tied to end-to-end throughput."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from typing_extensions import override
+
+from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
+from specdraft.decoding import DecodeResult, Request, SamplingParams, autoregressive_decode, speculative_decode
+from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
+
+
+class SpeculativeDecoding(Callback):
+    """Decode held-out prompts with the drafter as it stands, against the lean autoregressive baseline of the same run.
+
+    Logs under ``decode/``: ``mat`` (bonus counted, pooled over rounds), ``mat_drafts``, ``mat_prompt_mean``,
+    ``mat_family/*``, ``tokens_per_second`` and ``ar_tokens_per_second`` (prefill apart), ``speedup``,
+    ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k`` and, when greedy, ``lossless``: the
+    fraction of outputs that equal the baseline's token for token. A figure of the acceptance per position and a
+    sample with accepted and corrected tokens marked go to TensorBoard. ``ModelCheckpoint`` and ``EarlyStopping`` can
+    monitor every value.
+
+    Prompts are dealt to the ranks in turn and all counts are pooled. Sampling uses a generator of its own, so that
+    the evaluation does not change the training.
+
+    Args:
+        num_prompts: Prompts to decode, taken evenly from the validation set; null takes all.
+        max_new_tokens: Tokens per prompt at most.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Nucleus of the target's distribution.
+        top_k: Candidates of the target's distribution; 0 keeps all.
+        block_size: Block size to decode with; null is the trained one.
+        concurrency: Requests in flight.
+        rule: Verification rule at ``temperature > 0``: token by token, or by block.
+        every_n_validations: Decode at each n-th validation only; in between the last values are logged again, so that
+            monitors find them.
+        seed: Seed of the sampling.
+    """
+
+    def __init__(
+        self,
+        num_prompts: int | None = 16,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        block_size: int | None = None,
+        concurrency: int = 1,
+        rule: Literal["token", "block"] = "token",
+        every_n_validations: int = 1,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (
+            ("num_prompts", num_prompts or 1),
+            ("max_new_tokens", max_new_tokens),
+            ("concurrency", concurrency),
+            ("every_n_validations", every_n_validations),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.num_prompts = num_prompts
+        self.max_new_tokens = max_new_tokens
+        self.params = SamplingParams(temperature, top_p, top_k)
+        self.block_size = block_size
+        self.concurrency = concurrency
+        self.rule = rule
+        self.every_n_validations = every_n_validations
+        self.seed = seed
+        self.last_values: dict[str, float] = {}
+        self._validations = 0
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.datamodule is None:  # type: ignore[attr-defined]
+            raise ValueError("SpeculativeDecoding takes its prompts from the data module: pass one, or remove the callback")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self._validations, "last_values": dict(self.last_values)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validations = state_dict["validations"]
+        self.last_values = dict(state_dict["last_values"])
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        if self._validations % self.every_n_validations == 0:
+            self.last_values = self._measure(trainer, pl_module, "val")
+        self._validations += 1
+        self._log(pl_module)
+
+    @override
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.last_values = self._measure(trainer, pl_module, "test")
+        self._log(pl_module)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and trainer.state.fn == "validate":
+            self._print(trainer)
+
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)
+
+    def _log(self, module: LightningModule) -> None:
+        module.log("decode/mat", self.last_values["decode/mat"], prog_bar=True)
+        # already pooled over the ranks, so nothing is left to synchronise
+        module.log_dict({name: value for name, value in self.last_values.items() if name != "decode/mat"})
+
+    def _print(self, trainer: Trainer) -> None:
+        if self.last_values:
+            how = (
+                f"temperature {self.params.temperature:g}, block size {self.block_size or 'trained'}, "
+                f"concurrency {self.concurrency}, at most {self.max_new_tokens} new tokens, lean AR baseline of the same run"
+            )
+            values = {**{k: float(v) for k, v in trainer.callback_metrics.items()}, **self.last_values}
+            rank_zero_info("\n" + summary_table(values, how))
+
+    # ------------------------------------------------------------------ measuring
+
+    def _requests(self, trainer: Trainer, module: Any, split: str) -> tuple[list[Request], list[str]]:
+        prompts = trainer.datamodule.prompts(split)  # type: ignore[attr-defined]
+        if not prompts:
+            raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
+        count = min(self.num_prompts or len(prompts), len(prompts))
+        # evenly spread, so that a file sorted by family is covered
+        chosen = [prompts[i * len(prompts) // count] for i in range(count)]
+        mine = chosen[trainer.global_rank :: trainer.world_size]
+        stops = module.target.stop_token_ids
+        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops) for prompt in mine]
+        return requests, [prompt.family for prompt in mine]
+
+    def _measure(self, trainer: Trainer, module: Any, split: str) -> dict[str, float]:
+        requests, families = self._requests(trainer, module, split)
+        generator = torch.Generator(device=module.device).manual_seed(self.seed + trainer.global_rank)
+        drafter = module.drafter
+        training = drafter.training
+        drafter.eval()
+        with trainer.precision_plugin.forward_context():
+            baseline = autoregressive_decode(
+                module.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
+            )
+            drafted = speculative_decode(
+                module.target,
+                drafter,
+                module.corrector,
+                module.draft_head,
+                requests,
+                mask_token_id=module.target.spec.mask_token_id,
+                params=self.params,
+                concurrency=self.concurrency,
+                block_size=self.block_size,
+                rule=self.rule,
+                generator=generator,
+            )
+        drafter.train(training)
+        self._show(trainer, module, drafted)
+        return self._values(trainer, module, baseline, drafted, families)
+
+    def _values(
+        self, trainer: Trainer, module: Any, baseline: DecodeResult, drafted: DecodeResult, families: list[str]
+    ) -> dict[str, float]:
+        device = module.device
+        drafts = (self.block_size or module.drafter.block_size) - module.drafter.first_slot
+        acceptance = PrefixAcceptance(drafts).to(device)
+        mat = MeanAcceptedTokens().to(device)
+        by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.families()}  # type: ignore[attr-defined]
+        for result, family in zip(drafted.requests, families, strict=True):
+            accepted = torch.tensor(result.accepted, dtype=torch.int64, device=device)
+            acceptance.update(accepted, torch.tensor(result.drafted, dtype=torch.int64, device=device))
+            mat.update(accepted)
+            if family in by_family:
+                by_family[family].update(accepted)
+        same = sum(a.tokens == b.tokens for a, b in zip(baseline.requests, drafted.requests, strict=True))
+        own = [1 + sum(r.accepted) / len(r.accepted) for r in drafted.requests if r.accepted]
+        pooled = _sum_over_ranks(
+            trainer,
+            device,
+            [
+                *(baseline.decode_tokens, baseline.decode_seconds, drafted.decode_tokens, drafted.decode_seconds),
+                *(drafted.rounds, same, len(drafted.requests), math.fsum(own), len(own)),
+                *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
+            ],
+        )
+        ar_tokens, ar_seconds, tokens, seconds, rounds, equal, count, own_sum, own_count, *parts = pooled
+        # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
+        values = {
+            "decode/mat": float(mat.compute()),
+            "decode/mat_drafts": float(mat.compute()) - 1,
+            "decode/mat_prompt_mean": own_sum / max(own_count, 1),
+            "decode/tokens_per_second": tokens / max(seconds, 1e-9),
+            "decode/ar_tokens_per_second": ar_tokens / max(ar_seconds, 1e-9),
+            "decode/num_prompts": count,
+        }
+        values["decode/speedup"] = values["decode/tokens_per_second"] / max(values["decode/ar_tokens_per_second"], 1e-9)
+        for name, part in zip(("draft", "correct", "verify", "host"), parts, strict=True):
+            values[f"decode/round_ms/{name}"] = 1e3 * part / max(rounds, 1)
+        if self.params.temperature == 0:
+            values["decode/lossless"] = equal / max(count, 1)
+        computed = acceptance.compute()
+        for k in range(drafts):
+            values[f"decode/survival_at/{k + 1}"] = float(computed["survival"][k])
+            values[f"decode/accept_at/{k + 1}"] = float(computed["acceptance"][k])
+        for family, metric in by_family.items():
+            # every rank takes part in the reduction, and a family that was not decoded has no value
+            value = float(metric.compute())
+            if math.isfinite(value) and value > 0:
+                values[f"decode/mat_family/{family}"] = value
+        self._figure(trainer, computed)
+        return values
+
+    def _figure(self, trainer: Trainer, computed: dict[str, Tensor]) -> None:
+        writer = _tensorboard(trainer)
+        figure = acceptance_figure(computed["survival"].tolist(), computed["acceptance"].tolist()) if writer else None
+        if writer is not None and figure is not None:
+            writer.add_figure("decode/acceptance", figure, trainer.global_step)
+
+    def _show(self, trainer: Trainer, module: Any, drafted: DecodeResult) -> None:
+        writer = _tensorboard(trainer)
+        if writer is not None and drafted.requests:
+            text = marked_sample(module.target.tokenizer, drafted.requests[0].tokens, drafted.requests[0].accepted)
+            writer.add_text("decode/sample", text, trainer.global_step)
+
+
+def _tensorboard(trainer: Trainer) -> Any | None:
+    """The TensorBoard writer of rank 0, if there is one."""
+    for logger in trainer.loggers:
+        if trainer.is_global_zero and hasattr(logger.experiment, "add_figure"):
+            return logger.experiment
+    return None
+
+
+def _sum_over_ranks(trainer: Trainer, device: torch.device, values: list[float]) -> list[float]:
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    summed = trainer.strategy.reduce(torch.tensor(values, dtype=dtype, device=device), reduce_op="sum")
+    return summed.tolist()  # type: ignore[union-attr]

@@ -1,0 +1,5 @@
+"""``python -m specdraft``."""
+
+from specdraft.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""Checkpoint writing that a crash cannot spoil."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from typing_extensions import override
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write beside the destination, flush to disk, then rename: a reader finds the old file or the whole new one.
+
+    The default writes to the system's temporary folder and moves, which copies, not renames, when that lies on
+    another file system.
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException as error:
+            Path(name).unlink(missing_ok=True)
+            # torch reports a full disk as a RuntimeError of its zip writer, so the free space decides
+            if _is_disk_full(error, path.parent):
+                kept = "the previous one is untouched" if path.exists() else "earlier checkpoints are untouched"
+                raise OSError(
+                    errno.ENOSPC, f"disk full while saving checkpoint {path}: {kept}; free space and resume with --ckpt_path"
+                ) from error
+            raise
+
+
+def _is_disk_full(error: BaseException, folder: Path) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, RuntimeError):
+        stat = os.statvfs(folder)
+        return stat.f_bavail * stat.f_frsize < 1 << 20 or "No space left" in str(error)
+    return False

@@ -1,0 +1,122 @@
+"""Command line: LightningCLI for training, plus commands that use a trained drafter.
+
+The components are imported here so that YAML can name them without their modules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jsonargparse import auto_cli
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from typing_extensions import override
+
+import specdraft.callbacks
+import specdraft.correctors
+import specdraft.drafters
+import specdraft.objectives
+from specdraft.checkpoints import AtomicCheckpointIO
+from specdraft.commands import generate, regenerate
+from specdraft.data import ChatDataModule
+from specdraft.module import DraftingModule
+from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
+
+COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate}
+
+
+class Parser(LightningArgumentParser):
+    """Adds the close match to an error about an unknown name."""
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        super().error(message + _close_matches(message), ex)
+        raise SystemExit(2)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keep the protection of a run's ``config.yaml``, except for the run that is being resumed."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.overwrite = self.overwrite or bool(self.config.get("ckpt_path"))
+        super().setup(trainer, pl_module, stage)
+
+
+class SpecDraftCLI(LightningCLI):
+    """``specdraft fit|validate|test|predict`` over :class:`DraftingModule` and :class:`ChatDataModule`."""
+
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        super().__init__(
+            DraftingModule,
+            ChatDataModule,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfig,
+            auto_configure_optimizers=False,
+            parser_class=Parser,
+            args=args,
+            run=run,
+        )
+
+    @override
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        plugins = config.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            config["plugins"] = [*plugins, AtomicCheckpointIO()]
+        return super()._instantiate_trainer(config, callbacks)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of ``specdraft``.
+
+    Args:
+        args: Words of the command line without the program's name; None reads ``sys.argv``.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if words and words[0] in COMMANDS:
+        auto_cli(COMMANDS[words[0]], args=words[1:], prog=f"specdraft {words[0]}")
+        return
+    if words in ([], ["-h"], ["--help"]):
+        others = "\n".join(f"  {name:<12}{(f.__doc__ or '').splitlines()[0]}" for name, f in COMMANDS.items())
+        print(f"Commands besides those below:\n{others}\n")
+        words = ["--help"]
+    SpecDraftCLI(args=words)
+
+
+def _close_matches(message: str) -> str:
+    """Names of ours that resemble a quoted or dotted word of an error message."""
+    known = {
+        name
+        for package in (specdraft.drafters, specdraft.correctors, specdraft.objectives, specdraft.callbacks)
+        for name in package.__all__
+    } | {"ChatDataModule", "DraftingModule", "CosineWithWarmup"}
+    known |= _option_names()
+    found: list[str] = []
+    for word in re.findall(r"[A-Za-z_][\w.]+", message):
+        word = word.rsplit(".", 1)[-1]
+        if word in known:
+            continue
+        found += [name for name in difflib.get_close_matches(word, known, n=1, cutoff=0.8) if name not in found]
+    return f"\nDid you mean {', '.join(found)}?" if found else ""
+
+
+def _option_names() -> set[str]:
+    import inspect
+
+    classes = [DraftingModule, ChatDataModule]
+    for package in (specdraft.drafters, specdraft.correctors, specdraft.objectives, specdraft.callbacks):
+        classes += [c for c in vars(package).values() if inspect.isclass(c)]
+    return {name for c in classes for name in inspect.signature(c).parameters if name not in ("args", "kwargs")}
+
+
+if __name__ == "__main__":
+    main()
+
+
+__all__ = ["COMMANDS", "SpecDraftCLI", "main"]

@@ -1,0 +1,251 @@
+"""Commands that use a target or a trained drafter outside training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+
+from specdraft.callbacks.report import token_groups
+from specdraft.decoding import (
+    DecodeResult,
+    Request,
+    RequestResult,
+    SamplingParams,
+    autoregressive_decode,
+    speculative_decode,
+)
+from specdraft.module import DraftingModule
+from specdraft.targets import load_target
+
+GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
+
+
+def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
+    """Load a trained module with its target, ready to decode.
+
+    Args:
+        checkpoint: Checkpoint written by ``specdraft fit``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+    """
+    if not Path(checkpoint).is_file():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    module = LightningModule.load_from_checkpoint(checkpoint, map_location=device)
+    module = cast(DraftingModule, module)
+    module.to(device).eval()
+    module.target.to(torch.device(device))
+    return module
+
+
+def generate(
+    checkpoint: str,
+    prompt: str,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    block_size: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    color: bool | None = None,
+) -> None:
+    """Answer a prompt with speculative decoding and show what was accepted.
+
+    Args:
+        checkpoint: Checkpoint written by ``specdraft fit``.
+        prompt: What the user says; the target's chat template is applied.
+        max_new_tokens: Tokens at most.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Nucleus of the target's distribution.
+        top_k: Candidates of the target's distribution; 0 keeps all.
+        block_size: Block size up to the trained one; null is the trained one.
+        seed: Seed of the sampling.
+        device: auto, cpu or cuda.
+        color: Colour the accepted tokens; null colours on a terminal.
+    """
+    module = load_module(checkpoint, device)
+    target = module.target
+    ids = encode_prompt(target.tokenizer, prompt)
+    request = Request(ids, max_new_tokens, target.stop_token_ids)
+    params = SamplingParams(temperature, top_p, top_k)
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    baseline = autoregressive_decode(target, [request], params=params, concurrency=1, generator=generator)
+    drafted = speculative_decode(
+        target,
+        module.drafter,
+        module.corrector,
+        module.draft_head,
+        [request],
+        mask_token_id=target.spec.mask_token_id,
+        params=params,
+        concurrency=1,
+        block_size=block_size,
+        generator=generator,
+    )
+    answer = drafted.requests[0]
+    colored = sys.stdout.isatty() if color is None else color
+    print(_colored(target.tokenizer, answer, colored))
+    print(_statistics(answer, baseline, drafted, temperature))
+
+
+def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
+    """Tokens of a user's message in the tokenizer's chat template, up to where the answer starts.
+
+    Raises:
+        ValueError: If the prompt is empty.
+    """
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    if tokenizer.chat_template is None:
+        return list(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "user", "content": prompt}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return list(ids)
+
+
+def _colored(tokenizer: Any, answer: RequestResult, colored: bool) -> str:
+    text = []
+    for drafts, own in token_groups(answer.tokens, answer.accepted):
+        accepted = tokenizer.decode(drafts, skip_special_tokens=True)
+        text.append(f"{GREEN}{accepted}{RESET}" if colored and accepted else accepted)
+        text.append(tokenizer.decode(own, skip_special_tokens=True))
+    return "".join(text)
+
+
+def _statistics(answer: RequestResult, baseline: DecodeResult, drafted: DecodeResult, temperature: float) -> str:
+    same = ""
+    if temperature == 0:
+        same = ", output equal to AR" if baseline.requests[0].tokens == answer.tokens else ", output DIFFERS from AR"
+    ms = {k: 1e3 * v / max(drafted.rounds, 1) for k, v in asdict(drafted.timing).items()}
+    return "\n".join(
+        [
+            "",
+            f"{len(answer.tokens)} tokens in {drafted.rounds} rounds: MAT {drafted.mat:.2f} (bonus counted){same}",
+            f"accepted per round: {' '.join(map(str, answer.accepted))}",
+            f"{drafted.tokens_per_second:.1f} tokens/s, lean AR {baseline.tokens_per_second:.1f} tokens/s "
+            f"(speed-up {drafted.tokens_per_second / max(baseline.tokens_per_second, 1e-9):.2f}x, prefill apart)",
+            "round, ms: " + ", ".join(f"{name} {value:.1f}" for name, value in ms.items()),
+        ]
+    )
+
+
+def regenerate(
+    prompts: str,
+    out: str,
+    target: str = "smollm2-135m-instruct",
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    concurrency: int = 32,
+    limit: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+) -> None:
+    """Let the target answer prompts, so that a drafter learns the target's own words.
+
+    Writes one JSON line per prompt in the order of the prompts: the row's fields and ``response``. An existing
+    output is continued behind its last whole line.
+
+    Args:
+        prompts: JSONL file with ``prompt`` (and any other fields), or ``embedded:train`` / ``embedded:heldout``.
+        out: JSONL file to write; ``.gz`` and ``.xz`` compress.
+        target: Target by name or folder.
+        max_new_tokens: Tokens per answer at most.
+        temperature: Sampling temperature; 0 is greedy.
+        concurrency: Requests in flight.
+        limit: Answer only the first so many prompts.
+        dtype: Type of the target's weights: float32, bfloat16 or auto.
+        device: auto, cpu or cuda.
+        seed: Seed of the sampling.
+    """
+    rows = _prompt_rows(prompts)[:limit]
+    path = Path(out)
+    part = path.with_name(path.name + ".part.jsonl")
+    done = _whole_lines(part)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_target(target, dtype="bfloat16" if dtype == "auto" and device == "cuda" else "float32", device=device)
+    params = SamplingParams(temperature)
+    with part.open("a", encoding="utf-8") as file:
+        for start in range(len(done), len(rows), 8 * concurrency):
+            chunk = rows[start : start + 8 * concurrency]
+            requests = [
+                Request(encode_prompt(model.tokenizer, row["prompt"]), max_new_tokens, model.stop_token_ids) for row in chunk
+            ]
+            generator = torch.Generator(device=model.device).manual_seed(seed + start)
+            result = autoregressive_decode(model, requests, params=params, concurrency=concurrency, generator=generator)
+            for row, answer in zip(chunk, result.requests, strict=True):
+                file.write(json.dumps({**row, **_answer_fields(model, answer.tokens)}, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            print(f"{start + len(chunk)} of {len(rows)} rows, {result.tokens_per_second:.0f} tokens/s", flush=True)
+    with _opened(path.with_name(path.name + ".tmp"), path.suffix) as packed:
+        packed.writelines(line + "\n" for line in _whole_lines(part))
+    os.replace(path.with_name(path.name + ".tmp"), path)
+    part.unlink()
+
+
+def _answer_fields(model: Any, tokens: list[int]) -> dict[str, Any]:
+    """Text of an answer; ``finished`` is false when the limit cut it, ids are kept where the text does not give them back."""
+    finished = bool(tokens) and tokens[-1] in model.stop_token_ids
+    body = tokens[:-1] if finished else tokens
+    text = model.tokenizer.decode(body, skip_special_tokens=True)
+    fields: dict[str, Any] = {"response": text}
+    if not finished:
+        fields["finished"] = False
+    if model.tokenizer(text, add_special_tokens=False)["input_ids"] != body:
+        fields["response_ids"] = tokens
+    return fields
+
+
+def _prompt_rows(prompts: str) -> list[dict[str, Any]]:
+    if prompts.startswith("embedded:"):
+        from specdraft.data.prompts import build_prompts
+
+        return [asdict(row) for row in build_prompts(prompts.removeprefix("embedded:"))]  # type: ignore[arg-type]
+    lines = Path(prompts).read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{prompts}:{number}: broken JSON line ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise ValueError(f"{prompts}:{number}: a row needs a text field 'prompt'")
+        rows.append(row)
+    return rows
+
+
+def _whole_lines(part: Path) -> list[str]:
+    """Lines already written; a last line without its end is cut off, so that it is written anew."""
+    if not part.exists():
+        return []
+    text = part.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        part.write_text(whole, encoding="utf-8")
+    return [line for line in whole.split("\n") if line]
+
+
+@contextmanager
+def _opened(path: Path, suffix: str) -> Iterator[IO[str]]:
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    with openers.get(suffix, open)(path, "wt", encoding="utf-8") as file:
+        yield file
