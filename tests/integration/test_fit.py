@@ -1,0 +1,142 @@
+"""Training through the command line: fit, validate, test, resume, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Run = Callable[..., None]
+
+
+def checkpoint(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / "runs/tiny/v/checkpoints" / name, weights_only=True)
+
+
+def scalars(folder: Path) -> dict[str, list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_fit_logs_decodes_and_saves(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli("fit", "--config", tiny_config)
+    folder = tmp_path / "runs/tiny/v"
+    values = scalars(folder)
+    for tag in ("train/loss", "val/loss", "val/mat", "val/accept_at/1", "val/survival_at/3", "val/mat_family/add"):
+        assert tag in values, tag
+    for tag in ("mat", "speedup", "tokens_per_second", "ar_tokens_per_second", "round_ms/verify", "accept_at/3"):
+        assert f"decode/{tag}" in values, tag
+    assert values["decode/lossless"] == [1.0, 1.0]
+    assert all(mat >= 1 for mat in values["decode/mat"])
+    assert json.loads((folder / "provenance.json").read_text())["versions"]["torch"] == torch.__version__
+    assert (folder / "config.yaml").exists()
+    for name in ("best.ckpt", "last.ckpt"):
+        found = checkpoint(tmp_path, name)
+        assert all(key.startswith(("drafter.", "corrector.", "draft_token_ids")) for key in found["state_dict"])
+        assert found["specdraft"]["drafter"]["block_size"] == 4
+        assert found["specdraft"]["spec"]["taps"] == [0, 2]
+
+
+def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli("fit", "--config", tiny_config)
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    fitted = scalars(tmp_path / "runs/tiny/v")["val/loss"][-1]
+    for command in ("validate", "test"):
+        run_cli(command, "--config", tiny_config, "--ckpt_path", last, f"--trainer.logger.version={command}")
+        again = scalars(tmp_path / "runs/tiny" / command)
+        assert again["val/loss"][-1] == pytest.approx(fitted, rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [2, 5])
+def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp_path: Path, stop: int) -> None:
+    run_cli("fit", "--config", tiny_config, "--trainer.logger.version=whole")
+    # the schedule knows the whole run, so an interruption is simulated by raising, not by a smaller max_steps
+    from lightning.pytorch import Callback
+
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == stop:
+                raise RuntimeError("pulled the plug")
+
+    import specdraft.cli as cli
+
+    class Interrupted(cli.SpecDraftCLI):
+        def _instantiate_trainer(self, config: Any, callbacks: Any) -> Any:
+            return super()._instantiate_trainer(config, [*callbacks, Interrupt()])
+
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        Interrupted(args=["fit", "--config", str(tiny_config)])
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == stop
+    run_cli("fit", "--config", tiny_config, "--ckpt_path", last)
+    whole = torch.load(tmp_path / "runs/tiny/whole/checkpoints/last.ckpt", weights_only=True)
+    resumed = torch.load(last, weights_only=True)
+    assert resumed["global_step"] == whole["global_step"] == 6
+    for key, value in whole["state_dict"].items():
+        torch.testing.assert_close(resumed["state_dict"][key], value, rtol=0, atol=0)
+
+
+def test_draft_vocabulary_is_chosen_stored_and_lossless(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli("fit", "--config", tiny_config, "--model.draft_vocab_size=12")
+    ids = checkpoint(tmp_path, "last.ckpt")["state_dict"]["draft_token_ids"]
+    assert ids.shape == (12,)
+    assert (ids.diff() > 0).all()
+    assert scalars(tmp_path / "runs/tiny/v")["decode/lossless"] == [1.0, 1.0]
+
+
+def test_accumulation_equals_one_large_batch(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    # 18 training rows: batches of 3 accumulated twice see the same rows per step as batches of 6
+    fixed = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.gradient_clip_val=null"]
+    fixed += ["--model.objective.init_args.num_anchors=64"]  # every anchor, so that both runs draw the same
+    run_cli("fit", "--config", tiny_config, *fixed, "--data.init_args.batch_size=6", "--trainer.logger.version=big")
+    run_cli("fit", "--config", tiny_config, *fixed, "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4")
+    big = torch.load(tmp_path / "runs/tiny/big/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    small = checkpoint(tmp_path, "last.ckpt")["state_dict"]
+    for key, value in big.items():
+        torch.testing.assert_close(small[key], value, rtol=1e-3, atol=2e-4)
+
+
+def test_frozen_drafter_without_corrector_has_nothing_to_train(run_cli: Run, tiny_config: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        run_cli("fit", "--config", tiny_config, "--model.train_drafter=false")
+
+
+def test_warm_start_takes_the_weights(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli("fit", "--config", tiny_config)
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    before = torch.load(last, weights_only=True)["state_dict"]
+    run_cli(
+        *("fit", "--config", tiny_config, "--model.init_from", last, "--trainer.logger.version=warm"),
+        *("--model.optimizer.init_args.lr=0.0", "--model.optimizer.init_args.weight_decay=0.0"),
+    )
+    after = torch.load(tmp_path / "runs/tiny/warm/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value, rtol=0, atol=0)
+
+
+def test_generate_prints_text_and_statistics(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_cli("fit", "--config", tiny_config)
+    capsys.readouterr()
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    run_cli("generate", "--checkpoint", last, "--prompt", "add one and two", "--max_new_tokens=10")
+    out = capsys.readouterr().out
+    assert "output equal to AR" in out
+    assert "accepted per round:" in out
+
+
+def test_ema_and_soft_labels(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli(
+        *("fit", "--config", tiny_config),
+        *("--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging", "--trainer.callbacks.use_buffers=false"),
+        "--model.objective.init_args.prediction=KLDivergence",
+    )
+    assert "val/mat" in scalars(tmp_path / "runs/tiny/v")
