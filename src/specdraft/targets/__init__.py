@@ -1,1 +1,6 @@
-"""TODO-targets"""
+"""The frozen target: loading, features for training, cached forwards with rollback; alone in knowing transformers."""
+
+from specdraft.targets.head import FrozenHead
+from specdraft.targets.hf import HFTarget
+
+__all__ = ["FrozenHead", "HFTarget"]

@@ -1,0 +1,129 @@
+"""What differs between model families: which can be a target at all, and how embedding and logits are scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+# the state of these cannot go back to an earlier token by moving a length
+_STATE = "its state is a running summary that cannot roll back to an earlier token when drafts are rejected"
+_WITHOUT_ROLLBACK = {
+    "bamba": "Mamba layers",
+    "falcon_h1": "Mamba layers",
+    "falcon_mamba": "Mamba layers",
+    "granitemoehybrid": "Mamba layers",
+    "jamba": "Mamba layers",
+    "kimi_linear": "linear attention",
+    "lfm2": "short convolutions",
+    "lfm2_moe": "short convolutions",
+    "mamba": "Mamba layers",
+    "mamba2": "Mamba layers",
+    "minimax": "linear attention",
+    "nemotron_h": "Mamba layers",
+    "olmo_hybrid": "linear attention",
+    "qwen3_5": "linear attention",
+    "qwen3_5_moe": "linear attention",
+    "qwen3_next": "linear attention",
+    "recurrent_gemma": "recurrent layers",
+    "rwkv": "recurrent layers",
+    "xlstm": "recurrent layers",
+    "zamba": "Mamba layers",
+    "zamba2": "Mamba layers",
+}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+
+
+def refuse_unfit(config: Any, name: str, model_class: type | None = None) -> None:
+    """Refuse, from the config alone, a model that cannot be verified against.
+
+    Args:
+        config: Configuration as transformers loads it, possibly of a composite model.
+        name: Name of the target, for the message.
+        model_class: The class that would be loaded, if known; a class that calls itself stateful is refused.
+
+    Raises:
+        ValueError: Naming the target, its family and the reason.
+    """
+    text = config.get_text_config()
+    family = config.model_type if config.model_type in _WITHOUT_ROLLBACK else text.model_type
+
+    def refuse(reason: str) -> None:
+        raise ValueError(
+            f"target {name!r} ({family}) cannot be used: {reason}; choose a decoder with full or sliding-window attention"
+        )
+
+    if getattr(config, "is_encoder_decoder", False):
+        refuse("it is an encoder-decoder, and specdraft verifies decoder-only models")
+    if family in _WITHOUT_ROLLBACK:
+        refuse(f"it has {_WITHOUT_ROLLBACK[family]}, and {_STATE}")
+    strange = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES)
+    if strange:
+        refuse(f"it has layers of type {', '.join(strange)}, whose state the cache cannot hold and roll back")
+    if getattr(text, "attention_chunk_size", None):
+        refuse(f"it has chunked attention ({text.attention_chunk_size} tokens), which the cache does not model")
+    if getattr(model_class, "_is_stateful", False):
+        refuse(_STATE)
+    if getattr(text, "use_bidirectional_attention", False):
+        refuse("its attention is bidirectional")
+
+
+def logit_multiplier(config: Any) -> float:
+    """Factor of the logits: Cohere multiplies by ``logit_scale``, Granite divides by ``logits_scaling``."""
+    scale = getattr(config, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    return float(scale) if scale is not None else 1.0 / float(divisor) if divisor is not None else 1.0
+
+
+def logit_softcap(config: Any) -> float | None:
+    """Bound of the logits (Gemma), or None."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    return None if cap is None else float(cap)
+
+
+def embedding_multiplier(config: Any) -> float:
+    """Factor that the *model* applies behind its embedding module (Granite).
+
+    Gemma's scaling is in the module itself and so is not repeated here.
+    """
+    return float(getattr(config, "embedding_multiplier", None) or 1.0)
+
+
+def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The list of decoder layers, whatever the family calls it.
+
+    Raises:
+        ValueError: If there is no list of ``count`` layers.
+    """
+    for _, module in decoder.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ValueError(f"{type(decoder).__name__} has no list of {count} decoder layers, so no layer can be tapped")
+
+
+def attention_shape(config: Any) -> tuple[int, int, int]:
+    """Query heads, key/value heads and head width of a text config."""
+    heads = int(config.num_attention_heads)
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    width = getattr(config, "head_dim", None)
+    return heads, int(kv_heads or heads), int(width or config.hidden_size // heads)
+
+
+def rope_of(config: Any) -> dict[str, Any]:
+    """RoPE parameters as builtins; of a family with several kinds of layers, those of full attention."""
+    rope = getattr(config, "rope_parameters", None)
+    if not rope:
+        return {"rope_type": "default", "rope_theta": float(getattr(config, "rope_theta", None) or 10000.0)}
+    plain = _builtins(rope)
+    nested = {key: value for key, value in plain.items() if isinstance(value, dict)}
+    if nested:
+        plain = nested.get("full_attention") or next(iter(nested.values()))
+    return {"rope_type": "default", **plain}
+
+
+def _builtins(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _builtins(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_builtins(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
