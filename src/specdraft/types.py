@@ -94,10 +94,7 @@ class TargetSpec:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  (frozen dataclass)
         if not self.head_dim:
             heads = self.num_attention_heads
-            put(
-                "head_dim",
-                self.hidden_size // heads if heads else 64 if self.hidden_size % 64 == 0 else self.hidden_size,
-            )
+            put("head_dim", self.hidden_size // heads if heads else 64 if self.hidden_size % 64 == 0 else self.hidden_size)
         if not self.num_attention_heads:
             put("num_attention_heads", max(1, self.hidden_size // self.head_dim))
         if not self.num_key_value_heads:

@@ -50,7 +50,8 @@ def refuse_unfit(config: Any, name: str, model_class: type | None = None) -> Non
 
     def refuse(reason: str) -> None:
         raise ValueError(
-            f"target {name!r} ({family}) cannot be used: {reason}; choose a decoder with full or sliding-window attention"
+            f"target {name!r} ({family}) cannot be used: {reason}; "
+            "choose a decoder with full or sliding-window attention"
         )
 
     if getattr(config, "is_encoder_decoder", False):

@@ -11,7 +11,8 @@ from specdraft.targets.packing import PackedWeight
 class FrozenHead:
     """Logits of hidden states: ``softcap * tanh(multiplier * (W h + b) / softcap)``.
 
-    A plain object, so that the target's weights are in no module tree. Hidden states are cast to the dtype of the weight.
+    A plain object, so that the target's weights are in no module tree. Hidden states are cast to the dtype of the
+    weight.
 
     Args:
         weight: ``[D, H]`` frozen rows; ``D == V`` unless reduced.

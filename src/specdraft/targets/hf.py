@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -38,7 +37,7 @@ class HFTarget:
         attention: Kernel of :meth:`features`: ``auto`` and ``sdpa`` are fused, ``eager`` is a slow reference.
         pack: ``auto`` packs linear layers where it pays (fp32 on the CPU, 3 to 64 rows), ``always`` also for one and
             two rows, so that results do not depend on the number of rows, ``never`` not at all.
-        tokenizer_path: Where the tokenizer lies (default: ``name``).
+        tokenizer: The tokenizer that belongs to the model, or None when nothing needs one.
 
     Raises:
         ValueError: If taps or mask token do not fit, or the family cannot take another attention function.
@@ -53,7 +52,7 @@ class HFTarget:
         mask_token_id: int | None = None,
         attention: Literal["auto", "sdpa", "eager"] = "auto",
         pack: Literal["auto", "always", "never"] = "auto",
-        tokenizer_path: str | None = None,
+        tokenizer: Any | None = None,
     ) -> None:
         if attention not in ("auto", "sdpa", "eager"):
             raise ValueError(f"attention {attention!r} is unknown; use auto, sdpa or eager")
@@ -64,7 +63,7 @@ class HFTarget:
         self._decoder = model.get_decoder()
         self._explicit = attention == "eager"
         self._pack = pack
-        self._tokenizer_path = tokenizer_path or name
+        self._tokenizer = tokenizer
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"
         model.set_attn_implementation(ATTENTION_NAME)
@@ -133,25 +132,35 @@ class HFTarget:
         """Longest context of the target, in tokens."""
         return self.spec.max_position_embeddings
 
-    @cached_property
+    @property
+    def embedding_rows(self) -> int:
+        """Rows of the input embedding, which may outnumber those of the head."""
+        return self._embedding.weight.shape[0]
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether the model adds learned positions to the embedding (GPT-2, OPT), which :meth:`embed` leaves out."""
+        return any(hasattr(self._decoder, name) for name in ("wpe", "embed_positions"))
+
+    @property
     def tokenizer(self) -> Any:
-        """The tokenizer that belongs to the target, loaded on first use."""
-        from transformers import AutoTokenizer
+        """The tokenizer that belongs to the target.
 
-        return AutoTokenizer.from_pretrained(self._tokenizer_path)
+        Raises:
+            ValueError: If the target was made without one.
+        """
+        if self._tokenizer is None:
+            raise ValueError(f"target {self.spec.name!r} has no tokenizer; save one into its folder")
+        return self._tokenizer
 
-    @cached_property
+    @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response: those of the generation config and the tokenizer's end of sequence."""
-        generation = getattr(self.model, "generation_config", None)
+        """Tokens that end a response: those of the generation config and the config, and the tokenizer's."""
+        holders = (getattr(self.model, "generation_config", None), self.config, self._tokenizer)
         ids: list[int] = []
-        for value in (getattr(generation, "eos_token_id", None), self.config.eos_token_id):
+        for value in (getattr(holder, "eos_token_id", None) for holder in holders):
             ids += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        try:
-            end = self.tokenizer.eos_token_id
-        except (OSError, ValueError):  # a target without tokenizer files, as in tests
-            end = None
-        return tuple(dict.fromkeys(int(i) for i in [*ids, *([] if end is None else [end])]))
+        return tuple(dict.fromkeys(int(i) for i in ids))
 
     def to(self, device: torch.device | str) -> HFTarget:
         """Move the weights in place and return the target."""
