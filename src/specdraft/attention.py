@@ -31,6 +31,21 @@ def visible_positions(
     return mask
 
 
+def score_bias(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Turn ``[N, n, S]`` bool into what is added to the scores of folded query heads.
+
+    Args:
+        visible: Positions that each query sees.
+        groups: Query heads per key/value head.
+        dtype: Type of the queries.
+
+    Returns:
+        ``[N, groups * n, S]``: 0 where visible, -inf elsewhere.
+    """
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+    return bias.repeat(1, groups, 1)
+
+
 def cached_attention(
     queries: Tensor,
     keys: Tensor,
@@ -57,8 +72,8 @@ def cached_attention(
         window: Sliding window in positions, the query's own included.
         scale: Factor of the scores (default ``d ** -0.5``).
         softcap: ``softcap * tanh(score / softcap)``, as Gemma 2 does.
-        mask: ``[N, n, S]`` of :func:`visible_positions`, to build it once for all layers; ``causal`` and ``window``
-            are then already in it.
+        mask: ``[N, groups * n, S]`` additive scores of :func:`score_bias`, to build them once for all layers; then
+            ``causal`` and ``window`` are not looked at.
 
     Returns:
         ``[N, Hq, n, d]``.
@@ -66,13 +81,13 @@ def cached_attention(
     rows, heads, fresh, width = queries.shape
     groups = heads // keys.shape[1]
     if mask is None:
-        mask = visible_positions(lengths, fresh, keys.shape[2], causal=causal, window=window)
-    mask = mask[:, None].repeat(1, 1, groups, 1)  # [N, 1, groups * n, S]
+        seen = visible_positions(lengths, fresh, keys.shape[2], causal=causal, window=window)
+        mask = score_bias(seen, groups, queries.dtype)
     folded = queries.reshape(rows, heads // groups, groups * fresh, width)
     if softcap is None:
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask[:, None], scale=scale)
     else:
         scores = folded @ keys.transpose(-1, -2) * (scale if scale is not None else width**-0.5)
         scores = softcap * torch.tanh(scores / softcap)
-        out = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+        out = (scores + mask[:, None]).softmax(-1, dtype=torch.float32).to(values.dtype) @ values
     return out.reshape(rows, heads, fresh, width)

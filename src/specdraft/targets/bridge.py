@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
-from specdraft.attention import cached_attention, visible_positions
+from specdraft.attention import cached_attention, score_bias, visible_positions
 from specdraft.cache import KeyValueCache
 
 ATTENTION_NAME = "specdraft"
@@ -75,17 +75,19 @@ class CacheBridge(Cache):
 
     Args:
         store: The cache of the running pass.
+        where: ``[N, n]`` positions of the fresh tokens.
     """
 
-    def __init__(self, store: KeyValueCache) -> None:
+    def __init__(self, store: KeyValueCache, where: Tensor) -> None:
         super().__init__(layers=[])
         self.store = store
+        self.where = where
 
     @override
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.store.write(layer_idx, key_states, value_states)
+        self.store.write(layer_idx, key_states, value_states, self.where)
         return self.store.read(layer_idx, key_states.shape[2])
 
     @override
@@ -146,7 +148,8 @@ def _attend(
         if window is not None and window >= stop:
             window = None
         if window not in current.masks:
-            current.masks[window] = visible_positions(current.cache.lengths, current.fresh, stop, window=window)
+            seen = visible_positions(current.cache.lengths, current.fresh, stop, window=window)
+            current.masks[window] = score_bias(seen, query.shape[1] // key.shape[1], query.dtype)
         out = cached_attention(
             query, key, value, current.cache.lengths, scale=scaling, softcap=softcap, mask=current.masks[window]
         )

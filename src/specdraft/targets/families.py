@@ -100,31 +100,3 @@ def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ValueError(f"{type(decoder).__name__} has no list of {count} decoder layers, so no layer can be tapped")
-
-
-def attention_shape(config: Any) -> tuple[int, int, int]:
-    """Query heads, key/value heads and head width of a text config."""
-    heads = int(config.num_attention_heads)
-    kv_heads = getattr(config, "num_key_value_heads", None)
-    width = getattr(config, "head_dim", None)
-    return heads, int(kv_heads or heads), int(width or config.hidden_size // heads)
-
-
-def rope_of(config: Any) -> dict[str, Any]:
-    """RoPE parameters as builtins; of a family with several kinds of layers, those of full attention."""
-    rope = getattr(config, "rope_parameters", None)
-    if not rope:
-        return {"rope_type": "default", "rope_theta": float(getattr(config, "rope_theta", None) or 10000.0)}
-    plain = _builtins(rope)
-    nested = {key: value for key, value in plain.items() if isinstance(value, dict)}
-    if nested:
-        plain = nested.get("full_attention") or next(iter(nested.values()))
-    return {"rope_type": "default", **plain}
-
-
-def _builtins(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _builtins(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_builtins(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

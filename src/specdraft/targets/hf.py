@@ -10,17 +10,11 @@ from torch import Tensor
 
 from specdraft.cache import KeyValueCache
 from specdraft.targets.bridge import ATTENTION_NAME, CacheBridge, Pass, running, watch_layers
-from specdraft.targets.families import (
-    attention_shape,
-    decoder_layers,
-    embedding_multiplier,
-    logit_multiplier,
-    logit_softcap,
-    rope_of,
-)
+from specdraft.targets.describe import describe
+from specdraft.targets.families import decoder_layers, embedding_multiplier, logit_multiplier, logit_softcap
 from specdraft.targets.head import FrozenHead
 from specdraft.targets.packing import FEWEST_ROWS, pack_linears, unpack_linears
-from specdraft.types import TargetOutput, TargetSpec, check_taps, evenly_spaced_taps
+from specdraft.types import TargetOutput
 
 
 class HFTarget:
@@ -74,47 +68,18 @@ class HFTarget:
         self._embedding = model.get_input_embeddings()
         self._embedding_multiplier = embedding_multiplier(self.config)
         watch_layers(decoder_layers(self._decoder, self.config.num_hidden_layers))
-        output = model.get_output_embeddings()
-        self.head = FrozenHead(
+        self.head = self._new_head()
+        rows = self.embedding_rows
+        self.spec = describe(self.config, name, taps, mask_token_id, rows=rows, vocab_size=self.head.vocab_size)
+        self._pack_if_it_pays()
+
+    def _new_head(self) -> FrozenHead:
+        output = self.model.get_output_embeddings()
+        return FrozenHead(
             output.weight,
             bias=getattr(output, "bias", None),
             softcap=logit_softcap(self.config),
             multiplier=logit_multiplier(self.config),
-        )
-        self.spec = self._describe(name, taps, mask_token_id)
-        self._pack_if_it_pays()
-
-    def _describe(self, name: str, taps: list[int] | tuple[int, ...] | int | None, mask: int | None) -> TargetSpec:
-        config, layers = self.config, int(self.config.num_hidden_layers)
-        heads, kv_heads, head_dim = attention_shape(config)
-        if taps is None:
-            taps = evenly_spaced_taps(layers, min(5, layers))
-        elif isinstance(taps, int):
-            taps = evenly_spaced_taps(layers, taps)
-        elif not taps:
-            raise ValueError("taps is empty; name at least one layer, or use null for five evenly spaced ones")
-        check_taps(tuple(taps), layers)
-        rows = self._embedding.weight.shape[0]
-        vocab = self.head.vocab_size
-        mask = min(rows, vocab) - 1 if mask is None else mask
-        if not 0 <= mask < rows:
-            raise ValueError(
-                f"mask_token_id {mask} is no row of the embedding of {name!r}; choose one in 0..{rows - 1}"
-            )
-        return TargetSpec(
-            name=name,
-            hidden_size=int(config.hidden_size),
-            vocab_size=vocab,
-            num_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
-            rms_norm_eps=float(getattr(config, "rms_norm_eps", None) or 1e-6),
-            rope_parameters=rope_of(config),
-            max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or 32768),
-            taps=tuple(taps),
-            mask_token_id=mask,
         )
 
     @property
@@ -167,9 +132,7 @@ class HFTarget:
         if torch.device(device) != self.device:
             unpack_linears(self.model)
             self.model.to(device)
-            self.head = self.head.to(device)
-            output = self.model.get_output_embeddings()
-            self.head.weight = output.weight.detach()  # share the storage that the model already moved
+            self.head = self._new_head()
             self._pack_if_it_pays()
         return self
 
@@ -211,12 +174,13 @@ class HFTarget:
         if cache.rows != rows:
             raise ValueError(f"{rows} rows of tokens do not fit a cache of {cache.rows} rows")
         taps = frozenset(self.spec.taps) if features else frozenset()
-        with running(Pass(taps, cache=cache, fresh=fresh)) as current:
+        where = cache.positions(fresh)
+        with running(Pass(taps, cache=cache, fresh=fresh)) as current, self._own_precision():
             out = self._decoder(
                 input_ids=input_ids,
-                position_ids=cache.positions(fresh),
+                position_ids=where,
                 use_cache=True,
-                **{self._cache_keyword: CacheBridge(cache)},
+                **{self._cache_keyword: CacheBridge(cache, where)},
             )
         return TargetOutput(out.last_hidden_state, self._concatenated(current) if features else None)
 
@@ -253,9 +217,13 @@ class HFTarget:
             explicit=self._explicit,
         )
         hidden = None
-        with running(current):
+        with running(current), self._own_precision():
             hidden = self._decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         return TargetOutput(hidden, self._concatenated(current))
+
+    def _own_precision(self) -> torch.autocast:
+        """The target computes in its own dtype, whatever the precision of the training around it."""
+        return torch.autocast(self.device.type, enabled=False)
 
     def _concatenated(self, current: Pass) -> Tensor:
         return torch.cat([current.outputs[tap] for tap in self.spec.taps], -1)

@@ -47,11 +47,13 @@ def load_target(
         raise ValueError(f"dtype {dtype!r} is unknown; use float32, bfloat16 or auto")
     where, gguf = _located(str(smollm2.folder()) if path == smollm2.NAME else path)
     config = _config(where, gguf, path)
-    refuse_unfit(config, path, AutoModelForCausalLM._model_mapping.get(type(config), None))
+    refuse_unfit(config, path, _model_class(config))
     tokenizer = _tokenizer(where, gguf)
     # the model's own eager attention serves as the reference of the check; HFTarget replaces it
     options = {"gguf_file": gguf} if gguf else {}
-    model = AutoModelForCausalLM.from_pretrained(where, dtype=_DTYPES[dtype], attn_implementation="eager", **options)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        where, dtype=_DTYPES[dtype], attn_implementation="eager", **options
+    )
     model = model.to(device).eval()
     logits, embeds = reference_of(model)
     if mask_token_id is None:
@@ -89,6 +91,12 @@ def _config(where: str, gguf: str | None, path: str) -> Any:
             f"target {path!r} is no folder here, and no model of that name can be fetched or found in the local cache; "
             f"check the spelling, or use {smollm2.NAME!r}, which needs no download"
         ) from error
+
+
+def _model_class(config: Any) -> type | None:
+    """The class that ``AutoModelForCausalLM`` would load, without loading weights."""
+    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return found if isinstance(found, type) else None
 
 
 def _tokenizer(where: str, gguf: str | None) -> Any | None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from specdraft.targets.hf import HFTarget
 
 _TOKENS = 4
-# rounding of the other order of operations, relative to the largest logit
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# rounding of the other order of operations, relative to the largest value
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 def probe_ids(vocab_size: int, device: torch.device) -> Tensor:
@@ -59,8 +59,8 @@ def _compare(ours: Tensor, theirs: Tensor, target: HFTarget, what: str) -> None:
     gap = (ours - theirs).abs()
     worst = int(gap.argmax())
     # not (gap <= ...), so that NaN is refused too
-    if not float(gap[worst]) <= _TOLERANCE.get(target.dtype, 1e-1) * max(1.0, float(theirs.abs().max())):
+    if not float(gap[worst]) <= _TOLERANCE.get(target.dtype, 1e-1) * float(theirs.abs().max()):
         raise ValueError(
-            f"target {target.spec.name!r} ({target.config.model_type}) is not reproduced: {what} {float(ours[worst]):.5f} "
-            f"here, {float(theirs[worst]):.5f} in the model; this family is not supported"
+            f"target {target.spec.name!r} ({target.config.model_type}) is not reproduced: {what} "
+            f"{float(ours[worst]):.5f} here, {float(theirs[worst]):.5f} in the model; this family is not supported"
         )

@@ -82,6 +82,7 @@ def _convert(gguf: Path, scratch: Path) -> None:
     for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
         if hasattr(holder, mark):
             delattr(holder, mark)
+    model.config.rms_norm_eps = round(model.config.rms_norm_eps, 9)  # 1e-5, stored as fp32 in the file
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.config.eos_token_id = model.generation_config.eos_token_id = end
     model.save_pretrained(scratch)
