@@ -87,5 +87,6 @@ def _convert(gguf: Path, scratch: Path) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = end
     model.save_pretrained(scratch)
     tokenizer.eos_token = "<|im_end|>"
+    tokenizer.clean_up_tokenization_spaces = False  # made for WordPiece: it would eat spaces of this vocabulary
     tokenizer.save_pretrained(scratch)
     (scratch / "source.json").write_text(json.dumps({"file": name, "bytes": gguf.stat().st_size}) + "\n")
