@@ -3,15 +3,19 @@
 from specdraft.decoding.autoregressive import autoregressive_decode
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult
 from specdraft.decoding.sampling import SamplingParams, next_tokens, sample, to_probs
+from specdraft.decoding.verify import Rule, verify, verify_greedy
 
 __all__ = [
     "DecodeResult",
     "OnFinish",
     "Request",
     "RequestResult",
+    "Rule",
     "SamplingParams",
     "autoregressive_decode",
     "next_tokens",
     "sample",
     "to_probs",
+    "verify",
+    "verify_greedy",
 ]

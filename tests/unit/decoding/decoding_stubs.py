@@ -1,6 +1,6 @@
 """A target and drafters small enough to be worked out by hand.
 
-The target is an automaton over the whole prefix: state' = (5 state + 3 token + position + 1) mod M, and the next token's
+The target is an automaton over the whole prefix: state is (5 state + 3 token + position + 1) mod M, the next token's
 logits are a row of a random table. States are kept in the key/value cache, so that a wrong length, a crossed row or a
 stale entry changes every later token.
 """
@@ -54,7 +54,7 @@ class StubTarget:
         return KeyValueCache(1, rows, capacity, 1, 1)
 
     def forward(self, input_ids: Tensor, cache: KeyValueCache, *, features: bool = True) -> TargetOutput:
-        rows, count = input_ids.shape
+        count = input_ids.shape[1]
         state = last_state(cache)
         states = []
         for j in range(count):
