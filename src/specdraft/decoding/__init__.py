@@ -1,6 +1,7 @@
 """Decoding: sampling, lossless verification, the autoregressive baseline and the speculative loop."""
 
 from specdraft.decoding.autoregressive import autoregressive_decode
+from specdraft.decoding.engine import speculative_decode
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult
 from specdraft.decoding.sampling import SamplingParams, next_tokens, sample, to_probs
 from specdraft.decoding.verify import Rule, verify, verify_greedy
@@ -15,6 +16,7 @@ __all__ = [
     "autoregressive_decode",
     "next_tokens",
     "sample",
+    "speculative_decode",
     "to_probs",
     "verify",
     "verify_greedy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from specdraft.decoding.prefill import prefill
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request
@@ -48,17 +49,18 @@ def autoregressive_decode(
     if not requests:
         return done
     cache = target.new_cache(len(schedule.rows), schedule.longest + 1)
+
+    def load(places: list[int], prompts: list[Tensor]) -> list[int]:
+        first, filled, _ = prefill(target, prompts, params, generator)
+        cache.insert(torch.tensor(places, device=target.device), filled)
+        return first.tolist()
+
     began = perf_counter()
     changed = True
     while True:
         if changed:
             start = perf_counter()
-            while (taken := schedule.take())[0]:
-                places, fresh = taken
-                first, filled, _ = prefill(target, [row.prompt for row in fresh], params, generator)
-                cache.insert(torch.tensor(places, device=target.device), filled)
-                for place, token in zip(places, first.tolist(), strict=True):
-                    schedule.emit(place, [token])
+            schedule.refill(load)
             done.prefill_seconds += perf_counter() - start
             if schedule.has_gaps:
                 kept = schedule.compact()

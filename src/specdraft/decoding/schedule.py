@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
@@ -70,20 +71,37 @@ class Schedule:
 
     @property
     def live(self) -> list[Row]:
-        """The rows, none of them empty once :meth:`take` and :meth:`compact` have run."""
+        """The rows, none of them empty once :meth:`refill` and :meth:`compact` have run."""
         return [row for row in self.rows if row is not None]
-
-    @property
-    def extent(self) -> int:
-        """Length of the longest row, the host-side bound that the caches want."""
-        return max(row.length for row in self.live)
 
     @property
     def has_gaps(self) -> bool:
         """Whether a row is empty."""
         return any(row is None for row in self.rows)
 
-    def take(self) -> tuple[list[int], list[Row]]:
+    def live_row(self, place: int) -> Row:
+        """The request that sits in a row.
+
+        Raises:
+            ValueError: If the row is empty.
+        """
+        row = self.rows[place]
+        if row is None:
+            raise ValueError(f"row {place} is empty")
+        return row
+
+    def refill(self, load: Callable[[list[int], list[Tensor]], list[int]]) -> None:
+        """Fill empty rows until the queue or the gaps end.
+
+        Args:
+            load: Prefills prompts into the rows at the given places, returns their first new tokens.
+        """
+        while (taken := self._take())[0]:
+            places, fresh = taken
+            for place, token in zip(places, load(places, [row.prompt for row in fresh]), strict=True):
+                self.emit(place, [token])
+
+    def _take(self) -> tuple[list[int], list[Row]]:
         """Move waiting requests into empty rows, as many as one prefill should hold; ``([], [])`` when none fits."""
         places: list[int] = []
         taken: list[Row] = []
@@ -110,8 +128,7 @@ class Schedule:
             accepted: Accepted drafts that were counted, None for the prefill, which is no round.
             drafted: Drafts that could have been accepted.
         """
-        row = self.rows[place]
-        assert row is not None
+        row = self.live_row(place)
         row.result.tokens += tokens
         if accepted is not None:
             row.result.accepted.append(accepted)
