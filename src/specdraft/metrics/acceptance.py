@@ -96,9 +96,7 @@ class PrefixAcceptance(Metric):
         figure, ax = _axes(ax)
         where = range(1, self.num_drafts + 1)
         ax.plot(where, values["survival"].cpu().reshape(-1), marker="o", label="survival P(A >= k)")
-        ax.plot(
-            where, values["acceptance"].cpu().reshape(-1), marker="x", linestyle="--", label="acceptance given k - 1"
-        )
+        ax.plot(where, values["acceptance"].cpu().reshape(-1), marker="x", linestyle="--", label="acceptance")
         ax.set(xlabel="draft position k", ylim=(0, 1.02))
         ax.legend()
         return figure, ax
