@@ -7,6 +7,45 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def visible_positions(
+    lengths: Tensor, fresh: int, stop: int, *, causal: bool = True, window: int | None = None
+) -> Tensor:
+    """Which stored positions each of ``fresh`` queries sees; the same for every layer of a forward.
+
+    Args:
+        lengths: ``[N]`` int64, cached positions before the fresh ones.
+        fresh: Number n of fresh positions.
+        stop: Number S of stored positions that are looked at.
+        causal: Whether a query sees only the fresh positions up to its own.
+        window: Sliding window in positions, the query's own included.
+
+    Returns:
+        ``[N, n, S]`` bool.
+    """
+    where = torch.arange(stop, device=lengths.device)
+    own = lengths[:, None] + torch.arange(fresh, device=lengths.device)  # [N, n]
+    last = own if causal else own[:, -1:].expand_as(own)
+    mask = where <= last[..., None]
+    if window is not None:
+        mask &= where > own[..., None] - window
+    return mask
+
+
+def score_bias(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Turn ``[N, n, S]`` bool into what is added to the scores of folded query heads.
+
+    Args:
+        visible: Positions that each query sees.
+        groups: Query heads per key/value head.
+        dtype: Type of the queries.
+
+    Returns:
+        ``[N, groups * n, S]``: 0 where visible, -inf elsewhere.
+    """
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+    return bias.repeat(1, groups, 1)
+
+
 def cached_attention(
     queries: Tensor,
     keys: Tensor,
@@ -17,6 +56,7 @@ def cached_attention(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attend from n fresh positions per row to the cached ones and to themselves.
 
@@ -28,28 +68,26 @@ def cached_attention(
         keys: ``[N, Hkv, S, d]`` with the fresh keys at ``lengths..lengths + n - 1``.
         values: ``[N, Hkv, S, d]``.
         lengths: ``[N]`` int64, cached positions before the fresh ones.
-        causal: Whether a query sees later fresh positions.
+        causal: Whether a query is blind to later fresh positions.
         window: Sliding window in positions, the query's own included.
         scale: Factor of the scores (default ``d ** -0.5``).
         softcap: ``softcap * tanh(score / softcap)``, as Gemma 2 does.
+        mask: ``[N, groups * n, S]`` additive scores of :func:`score_bias`, to build them once for all layers; then
+            ``causal`` and ``window`` are not looked at.
 
     Returns:
         ``[N, Hq, n, d]``.
     """
     rows, heads, fresh, width = queries.shape
     groups = heads // keys.shape[1]
-    where = torch.arange(keys.shape[2], device=keys.device)
-    own = lengths[:, None] + torch.arange(fresh, device=lengths.device)  # [N, n]
-    last = own if causal else own[:, -1:].expand_as(own)
-    mask = where <= last[..., None]  # [N, n, S]
-    if window is not None:
-        mask &= where > own[..., None] - window
-    mask = mask[:, None].repeat(1, 1, groups, 1)  # [N, 1, groups * n, S]
+    if mask is None:
+        seen = visible_positions(lengths, fresh, keys.shape[2], causal=causal, window=window)
+        mask = score_bias(seen, groups, queries.dtype)
     folded = queries.reshape(rows, heads // groups, groups * fresh, width)
     if softcap is None:
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask[:, None], scale=scale)
     else:
         scores = folded @ keys.transpose(-1, -2) * (scale if scale is not None else width**-0.5)
         scores = softcap * torch.tanh(scores / softcap)
-        out = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ values
+        out = (scores + mask[:, None]).softmax(-1, dtype=torch.float32).to(values.dtype) @ values
     return out.reshape(rows, heads, fresh, width)

@@ -54,11 +54,17 @@ class KeyValueCache:
         """Positions ``[N, count]`` that the next ``count`` tokens of each row take."""
         return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor, where: Tensor | None = None) -> None:
         """Store ``[N, heads, n, head_dim]`` keys and values of one layer behind each row's length.
 
+        Args:
+            layer: Index of the layer.
+            keys: Keys of the n fresh positions.
+            values: Values of the n fresh positions.
+            where: ``[N, n]`` from :meth:`positions`, to compute it once for all layers.
+
         Raises:
-            ValueError: If the rows would outgrow the capacity.
+            ValueError: If the rows would outgrow the capacity, or the shape is not that of the storage.
         """
         count = keys.shape[2]
         if self.extent + count > self.capacity:
@@ -66,7 +72,14 @@ class KeyValueCache:
                 f"cache of {self.capacity} positions cannot take {count} more behind {self.extent}; "
                 "allocate it with a larger capacity"
             )
-        where = self.positions(count)
+        stored = self.keys[layer].shape
+        for fresh in (keys, values):
+            if (fresh.shape[0], fresh.shape[1], fresh.shape[3]) != (stored[0], stored[1], stored[3]):
+                raise ValueError(
+                    f"layer {layer} writes [N, heads, n, head_dim] = {tuple(fresh.shape)}, but the cache holds "
+                    f"{stored[0]} rows of {stored[1]} heads of width {stored[3]}"
+                )
+        where = self.positions(count) if where is None else where
         self.keys[layer][self._rows[:, None], :, where] = keys.transpose(1, 2).to(self.keys[layer].dtype)
         self.values[layer][self._rows[:, None], :, where] = values.transpose(1, 2).to(self.values[layer].dtype)
 

@@ -47,7 +47,13 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, features: Tensor, embeds: Tensor, anchors: Tensor, slots: Tensor, document_ids: Tensor, position_ids: Tensor
+        self,
+        features: Tensor,
+        embeds: Tensor,
+        anchors: Tensor,
+        slots: Tensor,
+        document_ids: Tensor,
+        position_ids: Tensor,
     ) -> Tensor:
         """Training forward over many blocks per row.
 

@@ -1,1 +1,41 @@
-"""TODO-objectives"""
+"""Objectives: inclusion x weighting x prediction over the slots of a block."""
+
+from specdraft.objectives.anchors import all_anchors, anchor_candidates, sample_anchors
+from specdraft.objectives.frozen_head import HeadLoss, frozen_head_loss
+from specdraft.objectives.inclusion import FixedHorizon, Inclusion, Layout
+from specdraft.objectives.objective import Objective, ObjectiveOutput
+from specdraft.objectives.prediction import (
+    CrossEntropy,
+    DraftChunk,
+    KLDivergence,
+    Prediction,
+    TargetChunk,
+    TotalVariation,
+    WeightedSum,
+)
+from specdraft.objectives.weighting import ExponentialDecay, Scores, Uniform, Weighting, default_gamma
+
+__all__ = [
+    "CrossEntropy",
+    "DraftChunk",
+    "ExponentialDecay",
+    "FixedHorizon",
+    "HeadLoss",
+    "Inclusion",
+    "KLDivergence",
+    "Layout",
+    "Objective",
+    "ObjectiveOutput",
+    "Prediction",
+    "Scores",
+    "TargetChunk",
+    "TotalVariation",
+    "Uniform",
+    "WeightedSum",
+    "Weighting",
+    "all_anchors",
+    "anchor_candidates",
+    "default_gamma",
+    "frozen_head_loss",
+    "sample_anchors",
+]

@@ -1,0 +1,122 @@
+"""Building blocks of the DFlash backbone; module names are those of the published checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdraft.drafters.rope import rotate
+
+Rope = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
+Attend = Callable[[Tensor, KeysValues, "KeysValues | None"], Tensor]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in float32 whatever the input and the autocast state.
+
+    Args:
+        size: Width of the last dimension.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension of any shape; the dtype stays."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU without biases.
+
+    Args:
+        hidden_size: Width H.
+        intermediate_size: Width of the gate.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]`` to ``[..., H]``."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Projections(nn.Module):
+    """Projections of an attention layer; the attention itself is chosen by the caller.
+
+    Context and block go through the same key and value projections (KV injection, arXiv 2602.06036).
+
+    Args:
+        hidden_size: Width H.
+        heads: Query heads Hq.
+        kv_heads: Key/value heads Hkv.
+        head_dim: Width d of a head.
+        eps: Epsilon of the per-head norms.
+    """
+
+    def __init__(self, hidden_size: int, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=False)
+        self.q_norm = RMSNorm(head_dim, eps)
+        self.k_norm = RMSNorm(head_dim, eps)
+        self.head_dim = head_dim
+
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """``[N, n, H]`` to rotated queries ``[N, n, Hq, d]``."""
+        return rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), rope)
+
+    def keys_values(self, x: Tensor, rope: Rope) -> KeysValues:
+        """``[N, n, H]`` to rotated keys and values, each ``[N, n, Hkv, d]``."""
+        keys = rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))), rope)
+        return keys, self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer; the caller says how to attend, training and decoding differ in nothing else.
+
+    Args:
+        attention: The projections of the layer.
+        hidden_size: Width H.
+        intermediate_size: Width of the MLP.
+        eps: Epsilon of the norms.
+    """
+
+    def __init__(self, attention: Projections, hidden_size: int, intermediate_size: int, eps: float) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = MLP(hidden_size, intermediate_size)
+        self.input_layernorm = RMSNorm(hidden_size, eps)
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+
+    def forward(self, hidden: Tensor, rope: Rope, attend: Attend, context: tuple[Tensor, Rope] | None = None) -> Tensor:
+        """Run the layer over the block tokens.
+
+        Args:
+            hidden: ``[N, n, H]`` residual stream.
+            rope: Rotation of the block's positions.
+            attend: Called with the queries, the block's keys and values, and those of the context or None.
+            context: ``[N, L, H]`` fused features and their rotation, or None when their keys and values are cached.
+
+        Returns:
+            ``[N, n, H]`` residual stream.
+        """
+        inner = self.input_layernorm(hidden)
+        past = None if context is None else self.self_attn.keys_values(*context)
+        attended = attend(self.self_attn.queries(inner, rope), self.self_attn.keys_values(inner, rope), past)
+        hidden = hidden + self.self_attn.o_proj(attended.flatten(2))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+from specdraft.targets import HFTarget
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=2),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "gemma2": Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=5, final_logit_softcapping=3.0, attn_logit_softcapping=2.0
+    ),
+    "gemma3": Gemma3TextConfig(
+        **SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
+}
+TAPS = [0, 2]
+
+
+def build(family, attention):
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS[family])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    for name, parameter in model.named_parameters():  # norms and biases start at constants; make them matter
+        with torch.no_grad():
+            parameter.add_(torch.randn(parameter.shape) * (0.3 if "norm" in name or "bias" in name else 0.1))
+    return model.eval()
+
+
+@pytest.fixture(params=list(CONFIGS))
+def pair(request):
+    reference = build(request.param, "eager")
+    target = HFTarget(build(request.param, "eager"), name=request.param, taps=TAPS)
+    return reference, target
+
+
+def ids(rows, length, seed=1):
+    return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_features_equal_hidden_states(pair):
+    reference, target = pair
+    tokens = ids(2, 19)
+    with torch.no_grad():
+        states = reference(tokens, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[tap + 1] for tap in TAPS], -1)
+    short, whole = target.features(tokens), target.features(tokens, last_hidden=True)
+    assert short.hidden is None
+    torch.testing.assert_close(short.features, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(whole.features, short.features, atol=0, rtol=0)
+    torch.testing.assert_close(whole.hidden, states[-1], atol=2e-5, rtol=1e-4)
+    assert not short.features.is_inference()
+
+
+def test_head_gives_the_models_logits(pair):
+    reference, target = pair
+    tokens = ids(2, 9)
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    torch.testing.assert_close(
+        target.head(target.features(tokens, last_hidden=True).hidden), expected, atol=1e-4, rtol=1e-5
+    )
+
+
+def test_features_do_not_run_the_layers_above_the_last_tap(pair):
+    _, target = pair
+    ran = []
+    for index, layer in enumerate(target.model.get_decoder().layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: ran.append(index))
+    target.features(ids(1, 4))
+    assert ran == [0, 1, 2]
+
+
+def test_packed_rows_equal_separate_rows(pair):
+    _, target = pair
+    parts = [ids(1, length, seed=length) for length in (7, 1, 9)]
+    row = torch.cat([*parts, torch.zeros(1, 3, dtype=torch.int64)], 1)
+    documents = torch.tensor([[0] * 7 + [1] + [2] * 9 + [-1] * 3])
+    out = target.features(row, document_ids=documents, last_hidden=True)
+    start = 0
+    for part in parts:
+        alone = target.features(part, last_hidden=True)
+        stop = start + part.shape[1]
+        torch.testing.assert_close(out.features[:, start:stop], alone.features, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(out.hidden[:, start:stop], alone.hidden, atol=2e-5, rtol=1e-4)
+        start = stop
+    assert out.features.isfinite().all()
+
+
+def prefill(target, tokens, lengths, capacity=40):
+    """Prefill each row of ``tokens`` up to its own length in one ragged forward."""
+    cache = target.new_cache(len(lengths), capacity)
+    target.forward(tokens[:, : max(lengths)], cache)
+    cache.advance(torch.tensor(lengths))
+    return cache
+
+
+def test_cached_forward_over_ragged_rows_equals_whole_forward(pair):
+    reference, target = pair
+    tokens, lengths, fresh = ids(3, 24), [11, 3, 7], 5
+    cache = prefill(target, tokens, lengths)
+    block = torch.stack([tokens[row, n : n + fresh] for row, n in enumerate(lengths)])
+    out = target.forward(block, cache)
+    assert cache.lengths.tolist() == lengths
+    for row, n in enumerate(lengths):
+        with torch.no_grad():
+            whole = reference(tokens[row : row + 1, : n + fresh], output_hidden_states=True)
+        torch.testing.assert_close(target.head(out.hidden[row]), whole.logits[0, n:], atol=1e-4, rtol=1e-5)
+        expected = torch.cat([whole.hidden_states[tap + 1] for tap in TAPS], -1)[0, n:]
+        torch.testing.assert_close(out.features[row], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rejected_tokens_leave_no_trace(pair):
+    _, target = pair
+    tokens = ids(2, 20)
+    cache = prefill(target, tokens, [9, 5])
+    target.forward(ids(2, 6, seed=99), cache)  # a draft of which only two tokens are kept in the first row
+    cache.advance(torch.tensor([0, 0]))
+    block = torch.stack([tokens[0, 9:13], tokens[1, 5:9]])
+    again = target.forward(block, cache)
+    fresh = target.forward(block, prefill(target, tokens, [9, 5]))
+    torch.testing.assert_close(again.hidden, fresh.hidden, atol=1e-6, rtol=1e-6)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from specdraft.targets.packing import PackedLinear, PackedWeight, can_pack, pack_linears, unpack_linears
+
+needs_onednn = pytest.mark.skipif(not can_pack(torch.ones(2, 2)), reason="this build of torch has no oneDNN packing")
+
+
+def frozen(bias=True, in_features=24, out_features=40):
+    return nn.Linear(in_features, out_features, bias=bias).requires_grad_(False)
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 24), (3, 24), (2, 7, 24), (200, 24)])
+def test_equals_plain_linear(bias, shape):
+    linear, x = frozen(bias), torch.randn(shape)
+    with torch.no_grad():
+        got = PackedLinear(linear)(x)
+    torch.testing.assert_close(got, linear(x), atol=1e-5, rtol=1e-5)
+
+
+@needs_onednn
+def test_packs_only_where_it_pays():
+    linear = frozen()
+    product = PackedWeight(linear.weight)
+    product(torch.randn(1, 24))
+    product(torch.randn(2, 24))
+    product(torch.randn(100, 24))
+    assert product._packed is None
+    product(torch.randn(3, 24))
+    assert product._packed is not None
+
+
+@needs_onednn
+def test_always_does_not_depend_on_the_number_of_rows():
+    linear, x = frozen(in_features=576, out_features=192), torch.randn(17, 576)
+    product = PackedWeight(linear.weight, fewest_rows=1)
+    torch.testing.assert_close(product(x)[:1], product(x[:1]), atol=1e-6, rtol=0)
+    assert product._packed is not None
+
+
+@needs_onednn
+def test_packed_in_inference_mode_serves_outside_of_it():
+    linear, x = frozen(), torch.randn(8, 24)
+    product = PackedWeight(linear.weight)
+    with torch.inference_mode():
+        product(x)
+    out = product(x)
+    assert not out.is_inference()
+    y = torch.randn(8, 24, requires_grad=True)
+    product(y).sum().backward()
+    torch.testing.assert_close(y.grad, linear.weight.sum(0).expand(8, 24))
+
+
+def test_other_dtypes_stay_plain():
+    weight = torch.randn(5, 4, dtype=torch.bfloat16)
+    x = torch.randn(4, 4, dtype=torch.bfloat16)
+    assert not can_pack(weight)
+    assert torch.equal(PackedWeight(weight)(x), F.linear(x, weight))
+
+
+@needs_onednn
+def test_replaces_nested_linears_and_restores_them():
+    class Special(nn.Linear):
+        pass
+
+    model = nn.ModuleDict({"a": nn.Sequential(frozen(), frozen(False, 40, 24)), "b": frozen(), "c": Special(24, 2)})
+    names, x = list(model.state_dict()), torch.randn(4, 24)
+    expected = model["a"](x)
+    assert pack_linears(model) == 3
+    assert isinstance(model["a"][0], PackedLinear)
+    assert type(model["c"]) is Special
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model["a"](x), expected, atol=1e-5, rtol=1e-5)
+    assert unpack_linears(model) == 3
+    assert type(model["a"][0]) is nn.Linear
+    assert torch.equal(model["a"](x), expected)
