@@ -179,24 +179,25 @@ class SpeculativeDecoding(Callback):
         acceptance = PrefixAcceptance(drafts).to(device)
         mat = MeanAcceptedTokens().to(device)
         by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.families()}  # type: ignore[attr-defined]
-        for result, family in zip(drafted.requests, families, strict=True):
+        for result, family in zip(drafted.results, families, strict=True):
             accepted = torch.tensor(result.accepted, dtype=torch.int64, device=device)
             acceptance.update(accepted, torch.tensor(result.drafted, dtype=torch.int64, device=device))
             mat.update(accepted)
             if family in by_family:
                 by_family[family].update(accepted)
-        same = sum(a.tokens == b.tokens for a, b in zip(baseline.requests, drafted.requests, strict=True))
-        own = [1 + sum(r.accepted) / len(r.accepted) for r in drafted.requests if r.accepted]
+        same = sum(a.tokens == b.tokens for a, b in zip(baseline.results, drafted.results, strict=True))
+        own = [1 + sum(r.accepted) / r.rounds for r in drafted.results if r.rounds]
         pooled = _sum_over_ranks(
             trainer,
             device,
             [
-                *(baseline.decode_tokens, baseline.decode_seconds, drafted.decode_tokens, drafted.decode_seconds),
-                *(drafted.rounds, same, len(drafted.requests), math.fsum(own), len(own)),
+                *(baseline.emitted - len(baseline.results), baseline.decode_seconds),
+                *(drafted.emitted - len(drafted.results), drafted.decode_seconds),
+                *(drafted.steps, same, len(drafted.results), math.fsum(own), len(own)),
                 *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
             ],
         )
-        ar_tokens, ar_seconds, tokens, seconds, rounds, equal, count, own_sum, own_count, *parts = pooled
+        ar_tokens, ar_seconds, tokens, seconds, steps, equal, count, own_sum, own_count, *parts = pooled
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),
@@ -208,7 +209,7 @@ class SpeculativeDecoding(Callback):
         }
         values["decode/speedup"] = values["decode/tokens_per_second"] / max(values["decode/ar_tokens_per_second"], 1e-9)
         for name, part in zip(("draft", "correct", "verify", "host"), parts, strict=True):
-            values[f"decode/round_ms/{name}"] = 1e3 * part / max(rounds, 1)
+            values[f"decode/round_ms/{name}"] = 1e3 * part / max(steps, 1)
         if self.params.temperature == 0:
             values["decode/lossless"] = equal / max(count, 1)
         computed = acceptance.compute()
@@ -231,8 +232,8 @@ class SpeculativeDecoding(Callback):
 
     def _show(self, trainer: Trainer, module: Any, drafted: DecodeResult) -> None:
         writer = _tensorboard(trainer)
-        if writer is not None and drafted.requests:
-            text = marked_sample(module.target.tokenizer, drafted.requests[0].tokens, drafted.requests[0].accepted)
+        if writer is not None and drafted.results:
+            text = marked_sample(module.target.tokenizer, drafted.results[0].tokens, drafted.results[0].accepted)
             writer.add_text("decode/sample", text, trainer.global_step)
 
 

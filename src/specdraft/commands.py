@@ -97,7 +97,7 @@ def generate(
         block_size=block_size,
         generator=generator,
     )
-    answer = drafted.requests[0]
+    answer = drafted.results[0]
     colored = sys.stdout.isatty() if color is None else color
     print(_colored(target.tokenizer, answer, colored))
     print(_statistics(answer, baseline, drafted, temperature))
@@ -130,8 +130,8 @@ def _colored(tokenizer: Any, answer: RequestResult, colored: bool) -> str:
 def _statistics(answer: RequestResult, baseline: DecodeResult, drafted: DecodeResult, temperature: float) -> str:
     same = ""
     if temperature == 0:
-        same = ", output equal to AR" if baseline.requests[0].tokens == answer.tokens else ", output DIFFERS from AR"
-    ms = {k: 1e3 * v / max(drafted.rounds, 1) for k, v in asdict(drafted.timing).items()}
+        same = ", output equal to AR" if baseline.results[0].tokens == answer.tokens else ", output DIFFERS from AR"
+    ms = {k: 1e3 * v / max(drafted.steps, 1) for k, v in asdict(drafted.timing).items()}
     return "\n".join(
         [
             "",
@@ -189,7 +189,7 @@ def regenerate(
             ]
             generator = torch.Generator(device=model.device).manual_seed(seed + start)
             result = autoregressive_decode(model, requests, params=params, concurrency=concurrency, generator=generator)
-            for row, answer in zip(chunk, result.requests, strict=True):
+            for row, answer in zip(chunk, result.results, strict=True):
                 file.write(json.dumps({**row, **_answer_fields(model, answer.tokens)}, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -239,13 +239,13 @@ class DraftingModule(LightningModule):
                 generator=self._generator(batch_idx),
             )
             out = self._objective(batch, blocks)
-        supervised = out.supervised.clamp(min=1)
-        self.log("train/loss", out.numerator.detach() / out.denominator.clamp(min=1e-12), prog_bar=True)
-        self.log("train/accuracy", out.correct.sum() / supervised)
-        pending = self._pending_denominator
-        self._pending_denominator = out.denominator if pending is None else pending + out.denominator
+        self.log("train/loss", out.loss.detach(), prog_bar=True)
+        self.log("train/accuracy", out.correct.sum() / out.supervised.clamp(min=1))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
-        return out.numerator
+        numerator, denominator = _as_scalars(out)
+        pending = self._pending_denominator
+        self._pending_denominator = denominator if pending is None else pending + denominator
+        return numerator
 
     @override
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -288,7 +288,7 @@ class DraftingModule(LightningModule):
             out.predicted_ids[..., drafts], blocks.labels[..., drafts], blocks.supervised[..., drafts]
         )
         counted = drafted > 0
-        self.val_loss.update(out.numerator / out.denominator.clamp(min=1e-12), out.denominator)
+        self.val_loss.update(out.loss, _as_scalars(out)[1])
         self.val_acceptance.update(accepted[counted], drafted[counted])
         self.val_mat.update(accepted[counted])
         for row, family in enumerate(batch.families):
@@ -370,6 +370,14 @@ class DraftingModule(LightningModule):
         self.configure_model()
         check_facts(checkpoint, self._facts(), "given by --ckpt_path")
         self._draft_head = None
+
+
+def _as_scalars(out: ObjectiveOutput) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator as scalars; further terms are brought to the first one's denominator."""
+    if out.numerator.ndim == 0:
+        return out.numerator, out.denominator
+    first = out.denominator[0]
+    return (out.numerator * (first / torch.where(out.denominator > 0, out.denominator, 1))).sum(), first
 
 
 def _is_plain(value: Any) -> bool:
