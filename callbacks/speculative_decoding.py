@@ -212,7 +212,7 @@ class SpeculativeDecoding(Callback):
             values[f"decode/round_ms/{name}"] = 1e3 * part / max(steps, 1)
         if self.params.temperature == 0:
             values["decode/lossless"] = equal / max(count, 1)
-        computed = acceptance.compute()
+        computed = {name: value.flatten() for name, value in acceptance.compute().items()}  # K = 1 comes as a scalar
         for k in range(drafts):
             values[f"decode/survival_at/{k + 1}"] = float(computed["survival"][k])
             values[f"decode/accept_at/{k + 1}"] = float(computed["acceptance"][k])

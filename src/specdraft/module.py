@@ -297,7 +297,7 @@ class DraftingModule(LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        values = self.val_acceptance.compute()
+        values = {name: value.flatten() for name, value in self.val_acceptance.compute().items()}  # K = 1 comes as a scalar
         logged = {"val/loss": self.val_loss.compute(), "val/mat_drafts": self.val_mat.compute() - 1}
         for k in range(self.drafter.num_drafts):
             logged[f"val/survival_at/{k + 1}"] = values["survival"][k]
