@@ -85,7 +85,7 @@ def bound(p_law, q_law, vocab, depth):
 
 
 @pytest.mark.parametrize("draft_law", [tree, factorised, one_hot])
-@pytest.mark.parametrize(("vocab", "depth"), [(2, 3), (3, 1), (3, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("vocab", "depth"), [(2, 3), (3, 1), (3, 2), (3, 3), (4, 2), (4, 3)])
 def test_output_law_is_target_law(vocab, depth, draft_law):
     g = torch.Generator().manual_seed(vocab * 10 + depth)
     for _ in range(2):
