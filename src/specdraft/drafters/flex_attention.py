@@ -26,16 +26,16 @@ class FlexAttention(BlockAttention):
     The block mask is the same for all heads and layers and is built once per forward.
 
     Args:
-        compile: Whether to compile; None compiles on CUDA only. Without it the whole score matrix is formed, and on
+        compiled: Whether to compile; None compiles on CUDA only. Without it the whole score matrix is formed, and on
             the CPU there is no backward pass: for tests.
     """
 
-    def __init__(self, compile: bool | None = None) -> None:
+    def __init__(self, compiled: bool | None = None) -> None:
         super().__init__()
-        self.compile = compile
+        self.compiled = compiled
 
     def _wrap(self, function: Any, device: torch.device) -> Any:
-        wanted = device.type == "cuda" if self.compile is None else self.compile
+        wanted = device.type == "cuda" if self.compiled is None else self.compiled
         return _compiled(function) if wanted else function
 
     @override

@@ -62,31 +62,43 @@ def frozen_head_loss(
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     if prediction.needs_target and target_hidden is None:
         raise ValueError(f"{type(prediction).__name__} needs the target's last hidden states; extract them as well")
-    count = hidden.shape[0]
+    if target_hidden is not None and target_head is None and head.token_ids is not None:
+        raise ValueError("the head is reduced to the draft vocabulary; pass the target's whole head as target_head")
     want = torch.is_grad_enabled() and hidden.requires_grad
-    scores = torch.empty(
-        3 if target_hidden is not None else 2, count, device=hidden.device
-    )  # loss, label_prob, overlap
+    count = hidden.shape[0]
+    loss, label_prob, overlap = torch.empty(3, count, dtype=torch.float32, device=hidden.device)
     predicted = torch.empty(count, dtype=torch.int64, device=hidden.device)
     grad = torch.empty_like(hidden, requires_grad=False) if want else None
     for start in range(0, count, chunk_size):
         part = slice(start, start + chunk_size)
-        inputs = hidden[part].detach().requires_grad_(want)
-        with torch.set_grad_enabled(want):
-            logits = head(inputs)
-        with torch.no_grad():
-            target = None if target_hidden is None else _target_chunk(target_hidden[part], head, target_head)
-            draft, predicted[part] = _draft_chunk(logits.detach())
-            label_logits = draft.logits.gather(1, rows[part, None])[:, 0].float()
-            scores[1, part] = torch.exp(label_logits - draft.log_z)
-            if target is not None:
-                scores[2, part] = torch.minimum(target.probs, draft.probs).sum(-1)
-            scores[0, part], slope = prediction.fused(draft, rows[part], target, want)
-        if grad is not None:
-            assert slope is not None
-            (grad[part],) = torch.autograd.grad(logits, inputs, slope.to(logits.dtype))
-    loss = scores[0] if grad is None else _KnownGradient.apply(hidden, scores[0], grad)
-    return HeadLoss(loss, scores[1], predicted, scores[2] if target_hidden is not None else None)
+        # all logits are local to the call, so that those of one chunk are gone before the next begins
+        target = None if target_hidden is None else _target_chunk(target_hidden[part], head, target_head or head)
+        chunk, chunk_grad = _chunk_loss(hidden[part].detach(), head, rows[part], prediction, target, want)
+        loss[part], label_prob[part], predicted[part] = chunk.loss, chunk.label_prob, chunk.predicted
+        if chunk.overlap is not None:
+            overlap[part] = chunk.overlap
+        if grad is not None and chunk_grad is not None:
+            grad[part] = chunk_grad
+        del target
+    if grad is not None:
+        loss = _KnownGradient.apply(hidden, loss, grad)
+    return HeadLoss(loss, label_prob, predicted, None if target_hidden is None else overlap)
+
+
+def _chunk_loss(
+    hidden: Tensor, head: Head, rows: Tensor, prediction: Prediction, target: TargetChunk | None, want: bool
+) -> tuple[HeadLoss, Tensor | None]:
+    """Loss of one chunk and, if wanted, its gradient ``[c, H]``; both detached."""
+    hidden.requires_grad_(want)
+    with torch.set_grad_enabled(want):
+        logits = head(hidden)
+    with torch.no_grad():
+        draft, predicted = _draft_chunk(logits.detach())
+        label_prob = torch.exp(draft.logits.gather(1, rows[:, None])[:, 0].float() - draft.log_z)
+        overlap = None if target is None else torch.minimum(target.probs, draft.probs).sum(-1)
+        loss, slope = prediction.fused(draft, rows, target, want)
+    grad = None if slope is None else torch.autograd.grad(logits, hidden, slope.to(logits.dtype))[0]
+    return HeadLoss(loss, label_prob, predicted, overlap), grad
 
 
 class _KnownGradient(torch.autograd.Function):
@@ -118,10 +130,9 @@ def _draft_chunk(logits: Tensor) -> tuple[DraftChunk, Tensor]:
     return DraftChunk(logits, probs, log_z), predicted
 
 
-def _target_chunk(hidden: Tensor, head: Head, target_head: Head | None) -> TargetChunk:
+@torch.no_grad()
+def _target_chunk(hidden: Tensor, head: Head, target_head: Head) -> TargetChunk:
     """Target's logits of the draft vocabulary and its normaliser over the whole one."""
-    if target_head is None and head.token_ids is not None:
-        raise ValueError("the head is reduced to the draft vocabulary; pass the target's whole head as target_head")
-    logits = (head if target_head is None else target_head)(hidden).float()
+    logits = target_head(hidden).float()
     log_z = logits.logsumexp(-1)
     return TargetChunk(logits if head.token_ids is None else logits[:, head.token_ids], log_z)

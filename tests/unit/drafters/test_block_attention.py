@@ -59,7 +59,7 @@ def slow(inputs: list[Tensor], blocks, causal: bool, window: int | None) -> Tens
 @pytest.mark.parametrize("documents", [((9, 7, 5), (6, 11)), ((14,), (9,))], ids=["packed", "padded"])
 @pytest.mark.parametrize(
     "attention",
-    [DenseAttention(), SplitAttention(), SplitAttention(chunk=200), FlexAttention(compile=False)],
+    [DenseAttention(), SplitAttention(), SplitAttention(chunk=200), FlexAttention(compiled=False)],
     ids=["dense", "split", "split-chunks", "flex"],
 )
 def test_equals_the_definition(attention, documents, causal, window, make_blocks) -> None:

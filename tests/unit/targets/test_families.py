@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoConfig, GraniteConfig, LlamaConfig, MambaConfig, Qwen3Config, T5Config
+from transformers import AutoConfig, GraniteConfig, LlamaConfig, Qwen3Config, T5Config
 
 from specdraft.targets.describe import describe
 from specdraft.targets.families import logit_multiplier, logit_softcap, refuse_unfit

@@ -7,6 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from specdraft.targets import HFTarget
+from specdraft.targets.packing import PackedLinear, can_pack
+from specdraft.types import DecodingTarget, TargetSpec, evenly_spaced_taps
 
 SIZES = dict(
     vocab_size=97,
@@ -134,3 +136,100 @@ def test_rejected_tokens_leave_no_trace(pair):
     again = target.forward(block, cache)
     fresh = target.forward(block, prefill(target, tokens, [9, 5]))
     torch.testing.assert_close(again.hidden, fresh.hidden, atol=1e-6, rtol=1e-6)
+
+
+def test_selected_and_inserted_rows_go_on_as_before(pair):
+    _, target = pair
+    tokens = ids(3, 24)
+    cache = prefill(target, tokens, [11, 3, 7])
+    cache.select(torch.tensor([2, 0]))
+    assert cache.lengths.tolist() == [7, 11]
+    newcomer = prefill(target, tokens[1:2], [3], capacity=4)
+    cache.insert(torch.tensor([1]), newcomer)
+    assert cache.lengths.tolist() == [7, 3]
+    out = target.forward(torch.stack([tokens[2, 7:10], tokens[1, 3:6]]), cache)
+    for row, (source, stop) in enumerate([(2, 10), (1, 6)]):
+        alone = target.features(tokens[source : source + 1, :stop], last_hidden=True)
+        torch.testing.assert_close(out.hidden[row], alone.hidden[0, -3:], atol=1e-4, rtol=1e-4)
+
+
+def test_one_token_at_a_time_equals_a_block(pair):
+    _, target = pair
+    tokens = ids(1, 16)
+    block_cache, step_cache = prefill(target, tokens, [9]), prefill(target, tokens, [9])
+    block = target.forward(tokens[:, 9:14], block_cache).hidden
+    for step in range(9, 14):
+        hidden = target.forward(tokens[:, step : step + 1], step_cache).hidden
+        step_cache.advance(1)
+        torch.testing.assert_close(hidden[:, 0], block[:, step - 9], atol=1e-5, rtol=1e-4)
+
+
+def test_last_layer_is_tapped_before_the_final_norm():
+    target = HFTarget(build("llama", "eager"), name="x", taps=[3, 1])
+    out = target.features(ids(1, 6), last_hidden=True)
+    last, second = out.features.chunk(2, -1)  # in the order of the taps, not of the layers
+    torch.testing.assert_close(target.model.model.norm(last), out.hidden)
+    other = HFTarget(build("llama", "eager"), name="x", taps=[1]).features(ids(1, 6))
+    torch.testing.assert_close(second, other.features)
+
+
+def test_right_padding_is_harmless_and_positions_may_be_given(pair):
+    _, target = pair
+    tokens, documents = ids(2, 12), torch.zeros(2, 12, dtype=torch.int64)
+    documents[1, 7:] = -1
+    out = target.features(tokens, document_ids=documents).features
+    torch.testing.assert_close(out[1:, :7], target.features(tokens[1:, :7]).features, atol=1e-5, rtol=1e-4)
+    positions = torch.arange(12).expand(2, 12)
+    torch.testing.assert_close(target.features(tokens, positions).features, target.features(tokens).features)
+
+
+def test_a_whole_forward_does_not_see_the_window_as_full():
+    near, far = ids(1, 20), ids(1, 20)
+    far[0, 0] = (far[0, 0] + 1) % 97
+    model = Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=3, max_window_layers=0)
+    target = HFTarget(AutoModelForCausalLM.from_config(model), name="x", taps=[0])
+    first, second = target.features(near).features, target.features(far).features
+    assert torch.equal(first[:, 3:], second[:, 3:])  # one layer reaches two positions back
+    assert not torch.allclose(first[:, 2], second[:, 2])
+
+
+def test_autocast_around_does_not_change_the_target():
+    target = HFTarget(build("llama", "eager"), name="x", taps=TAPS)
+    tokens = ids(1, 8)
+    plain = target.features(tokens).features
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = target.features(tokens).features
+        cached = target.forward(tokens, target.new_cache(1, 8)).features
+    assert torch.equal(inside, plain)
+    torch.testing.assert_close(cached, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_errors_name_the_fix():
+    target = HFTarget(build("llama", "eager"), name="x", taps=TAPS)
+    cache = target.new_cache(2, 4)
+    with pytest.raises(ValueError, match="3 rows of tokens"):
+        target.forward(ids(3, 1), cache)
+    with pytest.raises(ValueError, match="larger capacity"):
+        target.forward(ids(2, 5), cache)
+    with pytest.raises(RuntimeError, match=r"HFTarget\.forward"):
+        target.model(ids(1, 3))
+    target.features(ids(1, 3))  # an error in between leaves no pass behind
+
+
+def test_moving_takes_everything_along():
+    target = HFTarget(build("gemma2", "eager"), name="x", taps=TAPS)
+    assert any(isinstance(module, PackedLinear) for module in target.model.modules()) == can_pack(torch.ones(1, 1))
+    head = target.head
+    assert target.to("cpu").head is head  # nothing to do
+    target.to("meta")
+    assert {p.device.type for p in target.model.parameters()} == {"meta"}
+    assert target.device.type == target.head.weight.device.type == target.new_cache(1, 2).lengths.device.type == "meta"
+    assert target.head.softcap == 3.0
+    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
+
+
+def test_fulfils_the_contract():
+    target = HFTarget(build("qwen2", "eager"), name="x")
+    assert isinstance(target, DecodingTarget)
+    assert target.spec.taps == evenly_spaced_taps(4, 4)
+    assert TargetSpec.from_dict(target.spec.to_dict()) == target.spec

@@ -1,0 +1,182 @@
+"""Where target features come from: extracted while training, or once, into a memory-mapped cache."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from typing_extensions import override
+
+from specdraft.data.extraction import extract, matches
+from specdraft.data.feature_store import FeatureStore, Manifest
+from specdraft.data.fingerprints import tokenizer_fingerprint
+from specdraft.data.tokens import FeatureReader, TokenisedRows
+
+
+class FeatureSource(ABC):
+    """Supplies the target's features of the rows of a split."""
+
+    @abstractmethod
+    def prepare(
+        self,
+        target: Any,
+        rows: TokenisedRows,
+        split: str,
+        *,
+        last_hidden: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        barrier: Callable[[], None] | None = None,
+    ) -> FeatureReader | None:
+        """Make the features of a split ready.
+
+        Args:
+            target: The frozen target.
+            rows: Rows of the split.
+            split: Its name: train, val or test.
+            last_hidden: Whether the last hidden state is needed too.
+            rank: Rank of this process.
+            world_size: Number of processes.
+            barrier: Waits until all processes are there.
+
+        Returns:
+            A reader, or None when the module extracts the features itself.
+        """
+
+
+class OnlineFeatures(FeatureSource):
+    """Leave the extraction to the training step: nothing is stored, the target runs on every batch."""
+
+    @override
+    def prepare(
+        self,
+        target: Any,
+        rows: TokenisedRows,
+        split: str,
+        *,
+        last_hidden: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        barrier: Callable[[], None] | None = None,
+    ) -> FeatureReader | None:
+        return None
+
+
+class CachedFeatures(FeatureSource):
+    """Extract the features once and read them from disk afterwards.
+
+    One row of L tokens takes ``L * T * H`` values, so that the size is told before anything is written. The features are
+    never stored in fp16: taps carry single values beyond its range. Every rank extracts its share, so the folder must be on
+    a file system that all ranks see. A complete cache is reused if target, taps, tokenizer, rows and type agree, and
+    if a few freshly extracted features equal the stored ones, which catches other weights under the same name.
+
+    Args:
+        dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused. None
+            picks a folder in the user's cache by fingerprint, and a stale one is made anew.
+        dtype: Type on disk.
+        matmul_precision: Precision of fp32 matrix products while extracting: ``highest``, ``medium`` (bf16 products) or
+            ``auto``, which is medium for a bf16 cache on a CPU with AMX (measured three times faster there), and
+            leaves the setting alone otherwise.
+        batch_tokens: Tokens per extraction batch, padding included; a longer row makes a batch of its own.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        dir: str | None = None,
+        dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        matmul_precision: Literal["auto", "highest", "medium"] = "auto",
+        batch_tokens: int = 4096,
+    ) -> None:
+        if dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype {dtype!r} is unknown; use bfloat16 or float32 (fp16 overflows on some taps)")
+        if matmul_precision not in ("auto", "highest", "medium"):
+            raise ValueError(f"matmul_precision {matmul_precision!r} is unknown; use auto, highest or medium")
+        if batch_tokens < 1:
+            raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}")
+        self.dir = dir
+        self.dtype = dtype
+        self.matmul_precision = matmul_precision
+        self.batch_tokens = batch_tokens
+
+    @override
+    def prepare(
+        self,
+        target: Any,
+        rows: TokenisedRows,
+        split: str,
+        *,
+        last_hidden: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        barrier: Callable[[], None] | None = None,
+    ) -> FeatureReader | None:
+        wait = barrier or (lambda: None)
+        wanted = Manifest(
+            target=target.spec.name,
+            taps=list(target.spec.taps),
+            hidden_size=target.spec.hidden_size,
+            tokenizer=tokenizer_fingerprint(target.tokenizer),
+            rows=rows.fingerprint(),
+            row_count=len(rows),
+            token_count=sum(rows.lengths),
+            dtype=self.dtype,
+            last_hidden=last_hidden,
+        )
+        store = FeatureStore(self._folder(wanted, split), wanted, rows.offsets)
+        store.check(refuse=self.dir is not None)
+        if rank == 0 and store.complete and not matches(target, rows, store):
+            if self.dir is not None:
+                raise ValueError(
+                    f"features in {store.folder} are not those of the weights of {wanted.target!r} loaded now; "
+                    "delete the folder or name another one"
+                )
+            store.discard()
+        wait()
+        if not store.complete:
+            if rank == 0:
+                rank_zero_info(f"extracting features of {split}: {store.size / 2**30:.2f} GiB into {store.folder}")
+                store.create()
+            wait()
+            with self._precision(target.device):
+                dtype = extract(target, rows, store, self.batch_tokens, rank=rank, world_size=world_size)
+            wait()
+            if rank == 0:
+                store.finish(dtype)
+            wait()
+        return store.open()
+
+    def _folder(self, wanted: Manifest, split: str) -> Path:
+        if self.dir is not None:
+            return Path(self.dir).expanduser() / split
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(root) / "specdraft" / "features" / wanted.fingerprint()
+
+    @contextmanager
+    def _precision(self, device: torch.device) -> Iterator[None]:
+        precision = self.matmul_precision
+        if precision == "auto":
+            fast = self.dtype == "bfloat16" and torch.device(device).type == "cpu" and _has_amx()
+            precision = "medium" if fast else "highest"
+            if not fast:
+                yield
+                return
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _has_amx() -> bool:
+    probe = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(probe and probe())
