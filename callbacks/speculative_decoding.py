@@ -178,7 +178,7 @@ class SpeculativeDecoding(Callback):
         drafts = (self.block_size or module.drafter.block_size) - module.drafter.first_slot
         acceptance = PrefixAcceptance(drafts).to(device)
         mat = MeanAcceptedTokens().to(device)
-        by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.families()}  # type: ignore[attr-defined]
+        by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.family_names()}  # type: ignore[attr-defined]
         for result, family in zip(drafted.results, families, strict=True):
             accepted = torch.tensor(result.accepted, dtype=torch.int64, device=device)
             acceptance.update(accepted, torch.tensor(result.drafted, dtype=torch.int64, device=device))

@@ -98,6 +98,7 @@ def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run ``specdraft`` with the given words, inside a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["specdraft"])  # the CLI warns when pytest's own words are there too
 
     def run(*words: object) -> None:
         from specdraft.cli import main

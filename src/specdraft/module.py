@@ -167,7 +167,7 @@ class DraftingModule(LightningModule):
             return
         self._build()
         data = self.trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-        families = data.families() if data is not None else []
+        families = data.family_names() if data is not None else []
         self.val_family_mat = nn.ModuleDict({name: MeanAcceptedTokens() for name in families})
         if self._trainer is None or self.trainer.state.fn != "fit":
             return

@@ -187,6 +187,10 @@ class ChatDataModule(LightningDataModule):
                 out.append(HeldOutPrompt(row.id, row.family, ids, _last_text(row)))
         return out
 
+    def family_names(self) -> list[str]:
+        """Families of the validation and test rows, sorted; the same on every rank."""
+        return sorted({row.family for name in ("val", "test") for row in self.rows(name) if row.family})
+
     @override
     def train_dataloader(self) -> ResumableLoader:
         return self._loader("train", shuffle=True)
