@@ -2,8 +2,8 @@
 
 No pattern is searched in the rendered text. Where the template marks the assistant's text with ``{% generation %}``,
 the tokenizer reports it; elsewhere the conversation is tokenised up to *before* an assistant turn, with the generation
-prompt, and up to *after* it: the first must be a prefix of the second, token by token, and what is behind it is what the
-model would have generated.
+prompt, and up to *after* it: the first must be a prefix of the second, token by token, and what is behind it is what
+the model would have generated.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def _check_prefix(tokenizer: Any, before: list[int], after: list[int], turn: int
     raise Unusable(
         "chat template",
         f"the prompt of message {turn} is not a prefix of the conversation with it: token {at} is {shown[0]} in the "
-        f"prompt and {shown[1]} in the conversation; mark the assistant's text in the template with {{% generation %}}, or "
-        "give 'prompt_ids' and 'response_ids'",
+        f"prompt and {shown[1]} in the conversation; mark the assistant's text in the template with "
+        "{% generation %}, or give 'prompt_ids' and 'response_ids'",
     )
 
 

@@ -206,7 +206,7 @@ class ChatDataModule(LightningDataModule):
             self.batch_size,
             seed=self.seed,
             # to overfit some batches they must be the same ones in every epoch
-            shuffle=shuffle and not (trainer and trainer.overfit_batches),
+            shuffle=shuffle and not getattr(trainer, "overfit_batches", 0),
             rank=trainer.global_rank if trainer else 0,
             world_size=trainer.world_size if trainer else 1,
         )

@@ -18,8 +18,8 @@ class ResumableLoader:
     """Batches of :class:`Examples` with a state that counts *consumed* batches, however many workers have prefetched.
 
     It is no ``DataLoader``, so that Lightning does not replace its sampler, but offers what Lightning asks for:
-    ``batch_sampler.sampler.set_epoch`` at the start of an epoch, ``state_dict`` and ``load_state_dict`` for checkpoints,
-    ``len``.
+    ``batch_sampler.sampler.set_epoch`` at the start of an epoch, ``state_dict`` and ``load_state_dict`` for
+    checkpoints, ``len``.
 
     Args:
         examples: The rows.

@@ -12,12 +12,13 @@ from transformers import PreTrainedTokenizerFast
 from specdraft.types import TargetOutput, TargetSpec
 
 SPECIAL = [
-    "<unk>", "<eos>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<think>", "</think>",
-    "\n",
+    "<unk>", "<eos>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>",
+    "<think>", "</think>", "\n",
 ]  # fmt: skip
-WORDS = (
-    "system user assistant tool model be brief hello hi there how are you fine thanks two is it a b c d e f g".split()
-)
+WORDS = [
+    "system", "user", "assistant", "tool", "model", "be", "brief", "hello", "hi", "there", "how", "are", "you", "fine",
+    "thanks", "two", "is", "it", "a", "b", "c", "d", "e", "f", "g",
+]  # fmt: skip
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -92,7 +93,7 @@ def write_jsonl(path: Path, rows: list[dict]) -> str:
 
 
 def many_rows(count: int, start: int = 0) -> list[dict]:
-    words = "a b c d e f g".split()
+    words = list("abcdefg")
     return [
         {
             "id": f"r{i}",

@@ -42,7 +42,8 @@ def marked(tok, encoded):
             "<|eot|>",
             TWO[1:],
             "<|begin|> <|head|> user <|/head|> NL NL hello <|eot|> <|head|> assistant <|/head|> NL NL [hi] [<|eot|>] "
-            "<|head|> user <|/head|> NL NL how are you <|eot|> <|head|> assistant <|/head|> NL NL [fine] [thanks] [<|eot|>]",
+            "<|head|> user <|/head|> NL NL how are you <|eot|> "
+            "<|head|> assistant <|/head|> NL NL [fine] [thanks] [<|eot|>]",
         ),
         (
             TAGS,
@@ -75,7 +76,8 @@ def test_turns_that_the_template_rewrites_are_context_only():
     assert encoded.context_turns == 1
     assert marked(tok, encoded) == (
         "<|im_start|> user NL hello <|im_end|> NL <|im_start|> assistant NL hi <|im_end|> NL "
-        "<|im_start|> user NL how <|im_end|> NL <|im_start|> assistant NL [<think>] [a] [</think>] [fine] [<|im_end|>] NL"
+        "<|im_start|> user NL how <|im_end|> NL "
+        "<|im_start|> assistant NL [<think>] [a] [</think>] [fine] [<|im_end|>] NL"
     )
 
 

@@ -175,8 +175,7 @@ def test_ids_of_another_vocabulary_are_refused(tmp_path):
 def test_plain_text_is_announced_once(path):
     data = ChatDataModule(path, val_fraction=0).connect(FakeTarget(tokenizer(None, eos="<eos>")))
     with pytest.warns(UserWarning, match="no chat template") as caught:
-        data.tokens("train")
-        data.prompts("train")
+        assert len(data.tokens("train")) == len(data.prompts("train"))
     assert sum("no chat template" in str(item.message) for item in caught) == 1
 
 

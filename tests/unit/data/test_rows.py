@@ -65,7 +65,7 @@ def test_only_line_feeds_end_a_line(tmp_path):
     text = "a\u2028b\x85c\x0bd"
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({"prompt": text, "response": "r"}, ensure_ascii=False).replace("\\u000b", "\x0b") + "\n")
-    with pytest.raises(ValueError, match="lines.jsonl:1: broken JSON"):  # a raw control character, still on line 1
+    with pytest.raises(ValueError, match=r"lines\.jsonl:1: broken JSON"):  # a raw control character, still on line 1
         list(read_rows(str(path)))
     path.write_text(json.dumps({"prompt": text, "response": "r"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
     assert next(read_rows(str(path))).messages[0]["content"] == text
@@ -92,7 +92,7 @@ def test_formats_and_compression_agree(tmp_path):
 def test_a_cut_archive_is_reported(tmp_path):
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "a", "response": "b"}\n' * 999)[:-20])
-    with pytest.raises(ValueError, match="cut.jsonl.gz is truncated"):
+    with pytest.raises(ValueError, match=r"cut\.jsonl\.gz is truncated"):
         list(read_rows(str(path)))
 
 
@@ -105,7 +105,7 @@ def test_sources_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot tell the format"):
         list(read_records(str(tmp_path / "a.txt")))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match="owner/missing-data.*packaged data \\(smollm2-chat\\)"):
+    with pytest.raises(FileNotFoundError, match=r"owner/missing-data.*packaged data \(smollm2-chat\)"):
         list(read_records("owner/missing-data"))
 
 
