@@ -153,6 +153,9 @@ class ChatDataModule(LightningDataModule):
             needed = bool(module.objective.needs_last_hidden)  # type: ignore[union-attr]
             if target is not self._target or needed != self._last_hidden:
                 self.connect(target, needed)
+            if hasattr(target, "to"):
+                # this hook runs before the module's own: features must not be extracted on the CPU of a GPU machine
+                target.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
         splits: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
         for name in splits.get(stage, ()):
             if self.rows(name):

@@ -78,7 +78,8 @@ class CachedFeatures(FeatureSource):
 
     Args:
         dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused.
-            None picks a folder in the user's cache by fingerprint, and a stale one is made anew.
+            None picks a folder by fingerprint below ``$SPECDRAFT_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``, and a
+            stale one is made anew.
         dtype: Type on disk.
         matmul_precision: Precision of fp32 matrix products while extracting: ``highest``, ``medium`` (bf16 products) or
             ``auto``, which is medium for a bf16 cache on a CPU with AMX (measured three times faster there), and
@@ -157,7 +158,7 @@ class CachedFeatures(FeatureSource):
     def _folder(self, wanted: Manifest, split: str) -> Path:
         if self.dir is not None:
             return Path(self.dir).expanduser() / split
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = os.environ.get("SPECDRAFT_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(root) / "specdraft" / "features" / wanted.fingerprint()
 
     @contextmanager

@@ -6,6 +6,7 @@ from data_fakes import CHATML_SYSTEM, FakeTarget, tokenizer
 
 from specdraft.data.features import CachedFeatures, OnlineFeatures
 from specdraft.data.tokens import TokenisedRows
+from specdraft.types import TargetOutput
 
 
 def rows(count=7):
@@ -78,6 +79,21 @@ def test_a_cache_of_another_target_is_refused(tmp_path, target, message):
     assert (tmp_path / "train" / "features.bin").read_bytes() == before
 
 
+def test_a_large_first_token_does_not_hide_other_weights(tmp_path):
+    def target(seed):
+        out = FakeTarget(seed=seed)
+        data = rows().tokens(0)
+        out.table[data[0]] = 1e6  # as real targets do to the first token of a text
+        out.features = lambda ids, positions, documents, last_hidden: TargetOutput(None, out.table[ids].repeat(1, 1, 2))
+        return out
+
+    source = CachedFeatures(str(tmp_path))
+    source.prepare(target(0), rows(), "train")
+    source.prepare(target(0), rows(), "train")
+    with pytest.raises(ValueError, match="not those of the weights"):
+        source.prepare(target(1), rows(), "train")
+
+
 def test_other_rows_types_and_missing_hidden_states_are_refused(tmp_path):
     CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
     with pytest.raises(ValueError, match="row_count is 7 in the cache and 6 now"):
@@ -89,7 +105,7 @@ def test_other_rows_types_and_missing_hidden_states_are_refused(tmp_path):
 
 
 def test_the_default_folder_is_chosen_by_fingerprint(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path))
     source = CachedFeatures()
     for target in (FakeTarget(), FakeTarget(taps=(0, 2)), FakeTarget()):
         source.prepare(target, rows(), "train")
