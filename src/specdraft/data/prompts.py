@@ -6,28 +6,19 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from specdraft.data.prompt_families import arithmetic, code, lists, questions, rewriting
 
 Family = Literal["arithmetic", "lists", "rewriting", "code", "questions"]
 Split = Literal["train", "heldout"]
 
-_BUILDERS: dict[Split, dict[Family, Callable[[], list[str]]]] = {
-    "train": {
-        "arithmetic": arithmetic.train,
-        "lists": lists.train,
-        "rewriting": rewriting.train,
-        "code": code.train,
-        "questions": questions.train,
-    },
-    "heldout": {
-        "arithmetic": arithmetic.heldout,
-        "lists": lists.heldout,
-        "rewriting": rewriting.heldout,
-        "code": code.heldout,
-        "questions": questions.heldout,
-    },
+_FAMILIES: dict[Family, dict[Split, Callable[[], list[str]]]] = {
+    "arithmetic": {"train": arithmetic.train, "heldout": arithmetic.heldout},
+    "lists": {"train": lists.train, "heldout": lists.heldout},
+    "rewriting": {"train": rewriting.train, "heldout": rewriting.heldout},
+    "code": {"train": code.train, "heldout": code.heldout},
+    "questions": {"train": questions.train, "heldout": questions.heldout},
 }
 
 
@@ -50,17 +41,17 @@ def build_prompts(split: Split) -> list[PromptRow]:
     """All prompts of one split, families interleaved so that every prefix holds them in proportion.
 
     Args:
-        split: ``train`` (about 6,000 prompts) or ``heldout`` (64, on words and scenarios that training never uses).
+        split: ``train`` (6,023 prompts) or ``heldout`` (64, on words and scenarios that training never uses).
 
     Raises:
         ValueError: If the split has another name.
     """
-    if split not in _BUILDERS:
-        raise ValueError(f"split is {split!r}; choose one of {list(_BUILDERS)}")
+    if split not in get_args(Split):
+        raise ValueError(f"split is {split!r}; choose one of {list(get_args(Split))}")
     rng = random.Random(f"order/{split}")
     placed: list[tuple[float, PromptRow]] = []
-    for family, builder in _BUILDERS[split].items():
-        prompts = builder()
+    for family, builders in _FAMILIES.items():
+        prompts = builders[split]()
         for index, prompt in enumerate(prompts):
             digest = hashlib.sha256(prompt.encode()).hexdigest()[:12]
             # prompt i of n goes somewhere in the i-th n-th of the order: mixed, and never out of proportion

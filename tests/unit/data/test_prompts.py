@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 
 import pytest
 
+from specdraft.data.prompt_families import arithmetic
 from specdraft.data.prompt_families.words import bank, draw_distinct, plural, with_article
 from specdraft.data.prompts import PromptRow, build_prompts
 
@@ -53,6 +55,13 @@ def test_heldout_prompts_have_no_near_copy_in_train(train: list[PromptRow], held
         assert closest < (0.7 if row.family == "arithmetic" else 0.6), row.prompt
 
 
+def test_reserved_fillers_never_reach_train(train: list[PromptRow]) -> None:
+    reserved = [word for name, words in vars(arithmetic).items() if name.startswith("RESERVED_") for word in words]
+    seen = " ".join(row.prompt for row in train)
+    assert len(reserved) > 20
+    assert [word for word in reserved if re.search(rf"\b{word}", seen)] == []
+
+
 def test_every_prefix_is_balanced(train: list[PromptRow]) -> None:
     total = Counter(row.family for row in train)
     for size in (100, 1000, 3000):
@@ -62,9 +71,20 @@ def test_every_prefix_is_balanced(train: list[PromptRow]) -> None:
             assert abs(part[family] - total[family] * size / len(train)) <= 3
 
 
+def test_order_is_pinned(train: list[PromptRow], heldout: list[PromptRow]) -> None:
+    # stored answers refer to these ids: whoever edits a prompt regenerates the answers and updates the digests
+    digests = [hashlib.sha256("\n".join(row.id for row in rows).encode()).hexdigest()[:16] for rows in (train, heldout)]
+    assert digests == ["4ee35b0d136541de", "5a9e1d6b0c161a2e"]
+
+
 def test_the_build_is_repeatable_and_ids_follow_the_text(train: list[PromptRow]) -> None:
     assert build_prompts("train") == train
     assert all(re.fullmatch(rf"{row.family}-[0-9a-f]{{12}}", row.id) for row in train)
+
+
+def test_ids_do_not_depend_on_the_other_prompts(train: list[PromptRow]) -> None:
+    row = train[0]
+    assert row.id.rsplit("-", 1)[1] == hashlib.sha256(row.prompt.encode()).hexdigest()[:12]
 
 
 def test_prompts_are_clean_english(train: list[PromptRow], heldout: list[PromptRow]) -> None:

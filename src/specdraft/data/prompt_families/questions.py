@@ -66,48 +66,22 @@ WORD_TASKS = [
     'Use the word "{word}" in a sentence.',
 ]
 FACTS = lines("""
-    How many days are in a leap year?
-    How many sides does a hexagon have?
-    How many legs does a spider have?
-    How many minutes are in two hours?
-    How many continents are there?
-    How many players are on a soccer team?
-    How many strings does a violin have?
-    How many months have 31 days?
-    What color do you get when you mix blue and yellow?
-    What color do you get when you mix red and white?
-    What is the largest planet in the solar system?
-    What is the smallest prime number?
-    What is the longest river in the world?
-    What is the highest mountain in the world?
-    What is the fastest land animal?
-    What is the largest ocean?
-    What is the chemical symbol of gold?
-    What is the chemical formula of water?
-    What is the freezing point of water in Celsius?
-    What is the boiling point of water in Fahrenheit?
-    Who wrote Romeo and Juliet?
-    Who painted the Mona Lisa?
-    Who discovered penicillin?
-    Who invented the telephone?
-    Who was the first person on the moon?
-    Which planet is known as the Red Planet?
-    Which gas do plants take in from the air?
-    Which organ pumps blood through the body?
-    Which animal is the tallest in the world?
-    Which metal is liquid at room temperature?
-    When did the Second World War end?
-    When does spring begin?
-    Why is the sky blue?
-    Why do leaves change color in autumn?
-    Why do we have seasons?
-    Why does ice float on water?
-    Why do cats purr?
-    Why is the sea salty?
-    Why do we dream?
-    Where do penguins live?
-    Where does chocolate come from?
-    Where is the Eiffel Tower?
+    How many days are in a leap year? / How many sides does a hexagon have? / How many legs does a spider have?
+    How many minutes are in two hours? / How many continents are there? / How many players are on a soccer team?
+    How many strings does a violin have? / How many months have 31 days?
+    What color do you get when you mix blue and yellow? / What color do you get when you mix red and white?
+    What is the largest planet in the solar system? / What is the smallest prime number?
+    What is the longest river in the world? / What is the highest mountain in the world?
+    What is the fastest land animal? / What is the largest ocean? / What is the chemical symbol of gold?
+    What is the chemical formula of water? / What is the freezing point of water in Celsius?
+    What is the boiling point of water in Fahrenheit? / Who wrote Romeo and Juliet? / Who painted the Mona Lisa?
+    Who discovered penicillin? / Who invented the telephone? / Who was the first person on the moon?
+    Which planet is known as the Red Planet? / Which gas do plants take in from the air?
+    Which organ pumps blood through the body? / Which animal is the tallest in the world?
+    Which metal is liquid at room temperature? / When did the Second World War end? / When does spring begin?
+    Why is the sky blue? / Why do leaves change color in autumn? / Why do we have seasons?
+    Why does ice float on water? / Why do cats purr? / Why is the sea salty? / Why do we dream?
+    Where do penguins live? / Where does chocolate come from? / Where is the Eiffel Tower?
     """)
 HELDOUT = lines("""
     What is a peninsula?

@@ -48,35 +48,15 @@ PAST_TASKS = lines("""
     Continue this story with one more sentence: {s}
     """)
 CASUAL = lines("""
-    Hey, can you send me that file?
-    I can't come to the meeting, sorry.
-    Gimme a minute, I'm busy.
-    This food is really bad.
-    You guys did a great job!
-    Tell me when you get there.
-    What do you want for dinner?
-    I need this done by Friday.
-    The bus was late again, so annoying.
-    Thanks a lot for the help!
-    I don't get what you mean.
-    Let's talk about it later.
-    My computer is broken, please fix it.
-    We messed up your order.
-    Your price is too high.
-    I want my money back.
-    Could you wait here for a bit?
-    Nobody told me about the party.
-    I'm so tired today.
-    Stop making so much noise.
-    The room is way too cold.
-    I guess we should leave now.
-    That movie was awesome!
-    Don't forget to bring your book.
-    Sorry I forgot to call you back.
-    I lost my ticket, what now?
-    Pick up the phone, please.
-    Wanna go for a walk after work?
-    Your report has lots of mistakes.
+    Hey, can you send me that file? / I can't come to the meeting, sorry. / Gimme a minute, I'm busy.
+    This food is really bad. / You guys did a great job! / Tell me when you get there.
+    What do you want for dinner? / I need this done by Friday. / The bus was late again, so annoying.
+    Thanks a lot for the help! / I don't get what you mean. / Let's talk about it later.
+    My computer is broken, please fix it. / We messed up your order. / Your price is too high.
+    I want my money back. / Could you wait here for a bit? / Nobody told me about the party. / I'm so tired today.
+    Stop making so much noise. / The room is way too cold. / I guess we should leave now. / That movie was awesome!
+    Don't forget to bring your book. / Sorry I forgot to call you back. / I lost my ticket, what now?
+    Pick up the phone, please. / Wanna go for a walk after work? / Your report has lots of mistakes.
     Close the door when you go out.
     """)
 CASUAL_TASKS = lines("""

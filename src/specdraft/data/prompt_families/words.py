@@ -19,8 +19,8 @@ def bank(text: str) -> list[str]:
 
 
 def lines(text: str) -> list[str]:
-    """Entries of a bank with one entry per line, for entries that contain commas."""
-    return _distinct(text.splitlines())
+    """Entries of a bank whose entries contain commas, separated by newlines or " / "."""
+    return _distinct(text.replace(" / ", "\n").splitlines())
 
 
 def _distinct(raw: list[str]) -> list[str]:
