@@ -48,8 +48,8 @@ class ChatDataModule(LightningDataModule):
     Args:
         train: Training data: a packaged name (``smollm2-chat``), a file (JSONL, JSON, Parquet), a data set of the hub
             (``owner/name`` or ``owner/name:split``), or a list of these.
-        val: Validation data in the same forms. None holds out ``val_fraction`` of the training data, or takes the packaged
-            held-out rows if ``train`` is a packaged name.
+        val: Validation data in the same forms. None holds out ``val_fraction`` of the training data, or takes the
+            packaged held-out rows if ``train`` is a packaged name.
         test: Test data in the same forms. None tests on the validation rows.
         batch_size: Rows per batch and rank.
         max_length: Most tokens of a row; longer ones are cut so that supervised tokens remain.
@@ -153,6 +153,9 @@ class ChatDataModule(LightningDataModule):
             needed = bool(module.objective.needs_last_hidden)  # type: ignore[union-attr]
             if target is not self._target or needed != self._last_hidden:
                 self.connect(target, needed)
+            if hasattr(target, "to"):
+                # this hook runs before the module's own: features must not be extracted on the CPU of a GPU machine
+                target.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
         splits: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
         for name in splits.get(stage, ()):
             if self.rows(name):
@@ -209,7 +212,8 @@ class ChatDataModule(LightningDataModule):
             len(self.tokens(name)),
             self.batch_size,
             seed=self.seed,
-            shuffle=shuffle,
+            # to overfit some batches they must be the same ones in every epoch
+            shuffle=shuffle and not getattr(trainer, "overfit_batches", 0),
             rank=trainer.global_rank if trainer else 0,
             world_size=trainer.world_size if trainer else 1,
         )

@@ -13,7 +13,7 @@ from specdraft.data.feature_store import FeatureStore
 from specdraft.data.tokens import TokenisedRows
 
 _PROBE_TOKENS = 16
-_PROBE_TOLERANCE = 0.05  # relative; bf16 storage and products cost below 0.02, other weights 0.1 and more
+_PROBE_TOLERANCE = 0.05  # relative, per token; bf16 storage and products cost up to 0.015 on SmolLM2-135M
 
 
 @torch.no_grad()
@@ -64,7 +64,9 @@ def matches(target: Any, rows: TokenisedRows, store: FeatureStore) -> bool:
     tokens = rows.tokens(0)[:_PROBE_TOKENS]
     fresh = _forward(target, [tokens], False)["features"][0].float().cpu()
     stored = store.open().read(0)[0][: len(tokens)].float()
-    return bool((fresh - stored).norm() <= _PROBE_TOLERANCE * fresh.norm() + 1e-6)
+    # token by token: the first one carries activations so large that they would hide all others in one norm
+    errors = (fresh - stored).norm(dim=-1) / fresh.norm(dim=-1).clamp_min(1e-6)
+    return bool(errors.max() <= _PROBE_TOLERANCE)
 
 
 def _batches(order: list[int], lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:

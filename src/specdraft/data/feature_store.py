@@ -107,7 +107,8 @@ class FeatureStore:
         found = self._manifest()
         if refuse and found is not None and found.complete and (wrong := found.differences(self.wanted)):
             raise ValueError(
-                f"the feature cache {self.folder} does not fit: {'; '.join(wrong)}. Name another folder, or delete this one"
+                f"the feature cache {self.folder} does not fit: {'; '.join(wrong)}. "
+                "Name another folder, or delete this one"
             )
 
     def create(self) -> None:
@@ -139,7 +140,7 @@ class FeatureStore:
             try:
                 with open(self.folder / _FILES[name], "r+b", buffering=0) as file:
                     file.seek(self.offsets[index] * width * value.element_size())
-                    left = memoryview(raw.numpy()).cast("B")
+                    left = memoryview(raw.numpy().tobytes())
                     while left:
                         left = left[file.write(left) or 0 :]
             except FileNotFoundError as error:
@@ -184,8 +185,8 @@ class FeatureStore:
     def _full(self, why: str) -> OSError:
         return OSError(
             errno.ENOSPC,
-            f"features need {self.size:,} bytes ({self.size / 2**30:.1f} GiB) in {self.folder}, but {why}; free some, name "
-            "another folder, use fewer rows or taps, or extract online",
+            f"features need {self.size:,} bytes ({self.size / 2**30:.1f} GiB) in {self.folder}, but {why}; free some, "
+            "name another folder, use fewer rows or taps, or extract online",
         )
 
 

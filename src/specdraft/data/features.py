@@ -71,14 +71,15 @@ class OnlineFeatures(FeatureSource):
 class CachedFeatures(FeatureSource):
     """Extract the features once and read them from disk afterwards.
 
-    One row of L tokens takes ``L * T * H`` values, so that the size is told before anything is written. The features are
-    never stored in fp16: taps carry single values beyond its range. Every rank extracts its share, so the folder must be on
-    a file system that all ranks see. A complete cache is reused if target, taps, tokenizer, rows and type agree, and
-    if a few freshly extracted features equal the stored ones, which catches other weights under the same name.
+    One row of L tokens takes ``L * T * H`` values; the size is told before anything is written. The features are never
+    stored in fp16: taps carry single values beyond its range. Every rank extracts its share, so the folder must be on a
+    file system that all ranks see. A complete cache is reused if target, taps, tokenizer, rows and type agree, and if
+    a few freshly extracted features equal the stored ones, which catches other weights under the same name.
 
     Args:
-        dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused. None
-            picks a folder in the user's cache by fingerprint, and a stale one is made anew.
+        dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused.
+            None picks a folder by fingerprint below ``$SPECDRAFT_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``, and a
+            stale one is made anew.
         dtype: Type on disk.
         matmul_precision: Precision of fp32 matrix products while extracting: ``highest``, ``medium`` (bf16 products) or
             ``auto``, which is medium for a bf16 cache on a CPU with AMX (measured three times faster there), and
@@ -157,7 +158,7 @@ class CachedFeatures(FeatureSource):
     def _folder(self, wanted: Manifest, split: str) -> Path:
         if self.dir is not None:
             return Path(self.dir).expanduser() / split
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = os.environ.get("SPECDRAFT_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(root) / "specdraft" / "features" / wanted.fingerprint()
 
     @contextmanager

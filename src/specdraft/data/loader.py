@@ -18,7 +18,8 @@ class ResumableLoader:
     """Batches of :class:`Examples` with a state that counts *consumed* batches, however many workers have prefetched.
 
     It is no ``DataLoader``, so that Lightning does not replace its sampler, but offers what Lightning asks for:
-    ``sampler.set_epoch`` at the start of an epoch, ``state_dict`` and ``load_state_dict`` for checkpoints, ``len``.
+    ``batch_sampler.sampler.set_epoch`` at the start of an epoch, ``state_dict`` and ``load_state_dict`` for
+    checkpoints, ``len``.
 
     Args:
         examples: The rows.
@@ -30,7 +31,7 @@ class ResumableLoader:
     def __init__(
         self, examples: Examples, sampler: EpochBatchSampler, *, num_workers: int = 0, pin_memory: bool = False
     ) -> None:
-        self.sampler = sampler
+        self.batch_sampler = sampler
         self._consumed = 0
         self._loader = DataLoader(
             examples,
@@ -42,19 +43,28 @@ class ResumableLoader:
         )
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[DraftBatch]:
         # A generator, so that nothing runs before the first batch is asked for: Lightning makes the iterator before it
         # sets the epoch.
-        self._consumed = self.sampler.start
+        self._consumed = self.batch_sampler.start
         for batch in self._loader:
             self._consumed += 1  # before the yield: a checkpoint is written while the consumer holds the batch
             yield batch
 
+    @property
+    def _iterator(self) -> Any:
+        """Where Lightning finds the workers of a loader, to end them when a run is over."""
+        return self._loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self._loader._iterator = value
+
     def state_dict(self) -> dict[str, Any]:
         """Epoch and number of consumed batches, the same on every rank."""
-        return {"epoch": self.sampler.epoch, "consumed": self._consumed, **self._layout()}
+        return {"epoch": self.batch_sampler.epoch, "consumed": self._consumed, **self._layout()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue behind the consumed batches of a saved epoch.
@@ -62,7 +72,7 @@ class ResumableLoader:
         A state of other rows, another seed, batch size or number of ranks has no exact next batch; then the epoch
         starts at its beginning, with a warning.
         """
-        self.sampler.set_epoch(state["epoch"])
+        self.batch_sampler.set_epoch(state["epoch"])
         changed = {name: (state.get(name), value) for name, value in self._layout().items() if state.get(name) != value}
         if changed:
             shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
@@ -70,10 +80,10 @@ class ResumableLoader:
                 f"the data changed since the checkpoint ({shown}): its epoch starts again at the first batch"
             )
         consumed = 0 if changed else state["consumed"]
-        self._consumed = self.sampler.start = 0 if consumed >= len(self) else consumed
+        self._consumed = self.batch_sampler.start = 0 if consumed >= len(self) else consumed
 
     def _layout(self) -> dict[str, int]:
-        sampler = self.sampler
+        sampler = self.batch_sampler
         return {
             "rows": sampler.rows,
             "seed": sampler.seed,

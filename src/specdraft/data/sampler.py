@@ -12,11 +12,11 @@ class EpochBatchSampler(Sampler[list[int]]):
     """Batches of row indices for one rank.
 
     With ``shuffle`` (training) the order depends on seed and epoch only, never on the number of ranks, and rank r takes
-    every world-size-th row of it. At most ``world_size - 1`` rows of the order's end are left out of an epoch, so that all
-    ranks run equally many, equally full batches; no row is seen twice in an epoch.
+    every world-size-th row of it. At most ``world_size - 1`` rows of the order's end are left out of an epoch, so that
+    all ranks run equally many, equally full batches; no row is seen twice in an epoch.
 
-    Without it (evaluation) the order is that of the file and no row is left out: missing rows of the last batches are filled
-    with ``~index`` (below zero), which :class:`specdraft.data.tokens.Examples` serves with nothing supervised.
+    Without it (evaluation) the order is that of the file and no row is left out: missing rows of the last batches are
+    filled with ``~index`` (below zero), which :class:`specdraft.data.tokens.Examples` serves with nothing supervised.
 
     Args:
         rows: Number of rows.
@@ -47,6 +47,11 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.world_size = world_size
         self.epoch = 0
         self.start = 0
+
+    @property
+    def sampler(self) -> EpochBatchSampler:
+        """This sampler; Lightning sets the epoch of the sampler *of* a batch sampler."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; a new one starts with its first batch."""

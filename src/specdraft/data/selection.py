@@ -27,8 +27,8 @@ def by_family(rows: Sequence[Row], families: Collection[str] | None) -> list[Row
 def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
     """Divide rows into training and validation.
 
-    A row's side depends on its name alone: not on its place, the other rows or a seed, so that runs with different seeds
-    and grown data sets are validated on the same rows. One row at least is held out if there are two.
+    A row's side depends on its name alone: not on its place, the other rows or a seed, so that runs with different
+    seeds and grown data sets are validated on the same rows. One row at least is held out if there are two.
 
     Args:
         rows: The rows.

@@ -79,7 +79,7 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 def _read_jsonl(path: Path, opener: Any) -> Iterator[Record]:
-    # iterating a binary file splits on b"\n" alone; str.splitlines would also split inside strings, at U+2028 and others
+    # iterating a binary file splits on b"\n" alone; str.splitlines would also split inside strings, at U+2028 and more
     number = 0
     try:
         with opener(path, "rb") as file:

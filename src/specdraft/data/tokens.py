@@ -119,16 +119,19 @@ def collate(examples: Sequence[dict]) -> DraftBatch:
     """Pad examples on the right into one batch; each row is one document."""
     tokens = [example["tokens"] for example in examples]
     documents = _pad([torch.zeros_like(row) for row in tokens], -1)
-    stored = {name: [example.get(name) for example in examples] for name in ("features", "last_hidden")}
     return Batch(
         input_ids=_pad(tokens, 0),
         loss_mask=_pad([example["mask"] for example in examples], False),
         document_ids=documents,
         position_ids=torch.arange(documents.shape[1]).expand_as(documents).contiguous(),
-        features=None if stored["features"][0] is None else _pad(stored["features"], 0.0),
-        last_hidden=None if stored["last_hidden"][0] is None else _pad(stored["last_hidden"], 0.0),
+        features=_stored(examples, "features"),
+        last_hidden=_stored(examples, "last_hidden"),
         families=[example["family"] for example in examples],
     )
+
+
+def _stored(examples: Sequence[dict], name: str) -> Tensor | None:
+    return None if examples[0].get(name) is None else _pad([example[name] for example in examples], 0.0)
 
 
 def _pad(rows: Sequence[Tensor], value: float) -> Tensor:

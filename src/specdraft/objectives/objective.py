@@ -155,15 +155,16 @@ class Objective:
             ValueError: If the target's hidden states are needed and missing.
         """
         mask = blocks.supervised
-        labels = blocks.labels[mask]
+        index = mask.flatten().nonzero()[:, 0]  # once: on a GPU it waits for the device
+        labels = blocks.labels.flatten()[index]
         rows = head.to_rows(labels)
         inside = rows >= 0
         result = frozen_head_loss(
-            hidden[mask],
+            hidden.flatten(0, 2).index_select(0, index),
             head,
             rows.clamp(min=0),
             self.prediction,
-            self._target_hidden(blocks, batch_last_hidden),
+            self._target_hidden(blocks, index, batch_last_hidden),
             target_head,
             self.chunk_size,
         )
@@ -201,14 +202,16 @@ class Objective:
         """
         return (weights * losses.masked_fill(~counted, 0)).sum(), weights.sum()
 
-    def _target_hidden(self, blocks: BlockBatch, last_hidden: Tensor | None) -> Tensor | None:
+    def _target_hidden(self, blocks: BlockBatch, index: Tensor, last_hidden: Tensor | None) -> Tensor | None:
         """Target hidden states ``[n, H]`` that predict the labels: those of the token before each."""
         if not self.needs_last_hidden:
             return None
         if last_hidden is None:
             raise ValueError("this objective needs the target's last hidden states; extract or cache them as well")
-        row = torch.arange(last_hidden.shape[0], device=last_hidden.device)[:, None, None].expand_as(blocks.labels)
-        return last_hidden[row[blocks.supervised], blocks.label_positions[blocks.supervised] - 1]
+        rows, length = last_hidden.shape[:2]
+        start = torch.arange(rows, device=index.device)[:, None, None] * length
+        before = (start + blocks.label_positions - 1).flatten()[index]
+        return last_hidden.flatten(0, 1).index_select(0, before)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

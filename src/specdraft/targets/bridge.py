@@ -143,7 +143,8 @@ def _attend(
     if kwargs.get("s_aux") is not None:
         raise ValueError(f"attention sinks of {type(module).__name__} are not supported; choose another target")
     window = _window_of(module, sliding_window)
-    if current.cache is not None:
+    # an empty cache makes this a whole-row forward, whose causal kernel needs no mask: long prompts stay affordable
+    if current.cache is not None and current.cache.extent > 0:
         stop = key.shape[2]
         if window is not None and window >= stop:
             window = None
@@ -170,10 +171,10 @@ def _whole_rows(
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     if window is not None and window >= length:
         window = None
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if softcap is None and window is None and current.document_ids is None and not current.explicit:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1)
+    if groups > 1:  # with a mask, the kernels for CUDA take grouped keys only in their slow form
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if window not in current.masks:
         current.masks[window] = _row_mask(length, window, current.document_ids, query.device)
     mask = current.masks[window]

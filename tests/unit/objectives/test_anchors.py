@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ def slow_candidates(batch, min_labels=1):
         for p in range(length):
             span = range(p, p + min_labels + 1)
             if all(
-                q < length and batch.loss_mask[n, q] and batch.document_ids[n, q] == batch.document_ids[n, p] for q in span
+                q < length and batch.loss_mask[n, q] and batch.document_ids[n, q] == batch.document_ids[n, p]
+                for q in span
             ):
                 out[n].append(p)
     return out
@@ -95,7 +98,7 @@ def test_all_anchors_are_evenly_spread(make_batch, limit):
         row = [p for p in anchors[n][valid[n]].tolist() if batch.document_ids[n, p] == d]
         assert len(row) == min(limit, len(candidates))
         assert row[0] == candidates[0]
-        gaps = [b - a for a, b in zip(row, row[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(row)]
         assert not gaps or max(gaps) - min(gaps) <= 1
     assert torch.equal(anchors, all_anchors(batch, limit)[0])
 

@@ -62,7 +62,9 @@ def check(blocks, batch, size, first_slot, exists, revealed):
     for n, a in blocks.valid.nonzero().tolist():
         p = int(blocks.anchors[n, a])
         shown = {
-            i for i in range(1, size) if exists(a, i) and revealed(n, a, i) and p + i > p and draft_ok(batch, n, p, p + i)
+            i
+            for i in range(1, size)
+            if exists(a, i) and revealed(n, a, i) and p + i > p and draft_ok(batch, n, p, p + i)
         }
         for i in range(size):
             assert bool(blocks.slots[n, a, i]) == exists(a, i)

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from specdraft.objectives import CrossEntropy, DraftChunk, KLDivergence, Prediction, TargetChunk, TotalVariation, WeightedSum
+from specdraft.objectives import (
+    CrossEntropy,
+    DraftChunk,
+    KLDivergence,
+    Prediction,
+    TargetChunk,
+    TotalVariation,
+    WeightedSum,
+)
 
 LOSSES = [
     CrossEntropy(),

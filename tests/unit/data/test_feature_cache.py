@@ -1,0 +1,191 @@
+import json
+
+import pytest
+import torch
+from data_fakes import CHATML_SYSTEM, FakeTarget, tokenizer
+
+from specdraft.data.features import CachedFeatures, OnlineFeatures
+from specdraft.data.tokens import TokenisedRows
+from specdraft.types import TargetOutput
+
+
+def rows(count=7):
+    out = TokenisedRows()
+    for i in range(count):
+        tokens = [(i * 5 + j) % 20 for j in range(2 + i * 3 % 7)]
+        out.append(f"r{i}", "", tokens, [True] * len(tokens))
+    return out
+
+
+def online(target, tokens, last_hidden=False):
+    positions = torch.arange(len(tokens))[None]
+    with torch.no_grad():
+        out = target.features(tokens[None], positions, torch.zeros_like(positions), last_hidden=last_hidden)
+    return out.features[0], out.hidden[0] if last_hidden else None
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
+def test_fp32_cache_equals_online_features(tmp_path, batch_tokens):
+    target, data = FakeTarget(), rows()
+    reader = CachedFeatures(str(tmp_path), "float32", batch_tokens=batch_tokens).prepare(
+        target, data, "train", last_hidden=True
+    )
+    for i in range(len(data)):
+        features, hidden = reader.read(i)
+        expected = online(target, data.tokens(i), last_hidden=True)
+        assert torch.equal(features, expected[0])
+        assert torch.equal(hidden, expected[1])
+
+
+def test_bf16_cache_is_rounded_and_not_clipped(tmp_path):
+    target, data = FakeTarget(taps=(1, 5)), rows()  # tap 5 is scaled by 1e5, beyond fp16
+    reader = CachedFeatures(str(tmp_path)).prepare(target, data, "train")
+    features, hidden = reader.read(3)
+    expected = online(target, data.tokens(3))[0]
+    assert features.dtype == torch.float32
+    assert hidden is None
+    assert expected.abs().max() > 65504
+    assert torch.equal(features, expected.bfloat16().float())
+    assert (tmp_path / "train" / "features.bin").stat().st_size == 2 * 2 * 8 * sum(data.lengths)
+
+
+def test_a_complete_cache_is_reused_and_an_incomplete_one_is_not(tmp_path):
+    source, data = CachedFeatures(str(tmp_path)), rows()
+    source.prepare(FakeTarget(), data, "train")
+    again = FakeTarget()
+    source.prepare(again, data, "train")
+    assert again.calls == 1  # the probe alone
+    (tmp_path / "train" / "manifest.json").unlink()
+    source.prepare(again, data, "train")
+    assert again.calls > 1
+    assert json.loads((tmp_path / "train" / "manifest.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (lambda: FakeTarget(name="other"), "target is 'fake' in the cache and 'other' now"),
+        (lambda: FakeTarget(taps=(0, 2)), r"taps is \[1, 3\] in the cache and \[0, 2\] now"),
+        (lambda: FakeTarget(tokenizer(CHATML_SYSTEM)), r"tokenizer is '\w{16}' in the cache and '\w{16}' now"),
+        (lambda: FakeTarget(seed=1), "not those of the weights of 'fake' loaded now"),
+    ],
+)
+def test_a_cache_of_another_target_is_refused(tmp_path, target, message):
+    source = CachedFeatures(str(tmp_path))
+    source.prepare(FakeTarget(), rows(), "train")
+    before = (tmp_path / "train" / "features.bin").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        source.prepare(target(), rows(), "train")
+    assert (tmp_path / "train" / "features.bin").read_bytes() == before
+
+
+def test_a_large_first_token_does_not_hide_other_weights(tmp_path):
+    def target(seed):
+        out = FakeTarget(seed=seed)
+        data = rows().tokens(0)
+        out.table[data[0]] = 1e6  # as real targets do to the first token of a text
+        out.features = lambda ids, positions, documents, last_hidden: TargetOutput(None, out.table[ids].repeat(1, 1, 2))
+        return out
+
+    source = CachedFeatures(str(tmp_path))
+    source.prepare(target(0), rows(), "train")
+    source.prepare(target(0), rows(), "train")
+    with pytest.raises(ValueError, match="not those of the weights"):
+        source.prepare(target(1), rows(), "train")
+
+
+def test_other_rows_types_and_missing_hidden_states_are_refused(tmp_path):
+    CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+    with pytest.raises(ValueError, match="row_count is 7 in the cache and 6 now"):
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(6), "train")
+    with pytest.raises(ValueError, match="dtype is 'bfloat16' in the cache and 'float32' now"):
+        CachedFeatures(str(tmp_path), "float32").prepare(FakeTarget(), rows(), "train")
+    with pytest.raises(ValueError, match="last_hidden is False in the cache and True now"):
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train", last_hidden=True)
+
+
+def test_the_default_folder_is_chosen_by_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path))
+    source = CachedFeatures()
+    for target in (FakeTarget(), FakeTarget(taps=(0, 2)), FakeTarget()):
+        source.prepare(target, rows(), "train")
+    folders = list((tmp_path / "specdraft" / "features").iterdir())
+    assert len(folders) == 2
+    changed = FakeTarget(seed=1)  # other weights under the same name: made anew
+    features, _ = source.prepare(changed, rows(), "train").read(0)
+    assert torch.equal(features, online(changed, rows().tokens(0))[0].bfloat16().float())
+
+
+def test_a_full_disk_is_told_with_the_needed_size(tmp_path, monkeypatch):
+    usage = __import__("shutil").disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
+    size = sum(rows().lengths) * 2 * 8 * 2
+    with pytest.raises(OSError, match=f"features need {size:,} bytes .* 100 are free"):
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.skipif(not __import__("os").path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_fills_up_leaves_no_manifest(tmp_path, monkeypatch):
+    from specdraft.data.feature_store import FeatureStore
+
+    def create(store):
+        store.folder.mkdir(parents=True)
+        (store.folder / "features.bin").symlink_to("/dev/full")
+
+    monkeypatch.setattr(FeatureStore, "create", create)
+    with pytest.raises(OSError, match=r"features need .* ran full while writing"):
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_values_that_are_not_finite_name_their_row(tmp_path):
+    target, data = FakeTarget(), rows()
+    target.table[3] = float("nan")
+    with pytest.raises(ValueError, match="features that are not finite for row 'r"):
+        CachedFeatures(str(tmp_path)).prepare(target, data, "train")
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_ranks_extract_their_share(tmp_path):
+    """Two ranks in turn: the barrier of one runs the other up to the same place."""
+    from threading import Barrier, Thread
+
+    barrier, data, readers = Barrier(2, timeout=20), rows(), [None, None]
+
+    def run(rank):
+        readers[rank] = CachedFeatures(str(tmp_path), "float32").prepare(
+            FakeTarget(), data, "train", rank=rank, world_size=2, barrier=barrier.wait
+        )
+
+    threads = [Thread(target=run, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for i in range(len(data)):
+        expected = online(FakeTarget(), data.tokens(i))[0]
+        assert all(torch.equal(reader.read(i)[0], expected) for reader in readers)
+
+
+def test_matmul_precision_is_restored(tmp_path, monkeypatch):
+    seen = []
+
+    class Watching(FakeTarget):
+        def features(self, *args, **options):
+            seen.append(torch.get_float32_matmul_precision())
+            return super().features(*args, **options)
+
+    monkeypatch.setattr("specdraft.data.features._has_amx", lambda: True)
+    CachedFeatures(str(tmp_path / "a")).prepare(Watching(), rows(), "train")
+    CachedFeatures(str(tmp_path / "b"), "float32").prepare(Watching(), rows(), "train")
+    assert set(seen[:1]) == {"medium"}
+    assert seen[-1] == "highest"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_online_features_store_nothing():
+    assert OnlineFeatures().prepare(FakeTarget(), rows(), "train") is None
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match="dtype 'float16' is unknown"):
+        CachedFeatures(dtype="float16")
