@@ -186,8 +186,10 @@ def test_validation_blocks_are_plain_and_repeatable(batch):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="got 0 and 256"):
+    with pytest.raises(ValueError, match="got 0 and None"):
         Objective(num_anchors=0)
+    with pytest.raises(ValueError, match="got 64 and 0"):
+        Objective(chunk_size=0)
 
 
 # --- what is planned has to fit as subclasses ---------------------------------------------------------------
