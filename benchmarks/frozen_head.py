@@ -58,11 +58,11 @@ def torch_fused(hidden: Tensor, head: PlainHead, rows: Tensor, chunk: int) -> Te
 
 
 def ours(hidden: Tensor, head: PlainHead, rows: Tensor, chunk: int) -> Tensor:
-    return frozen_head_loss(hidden, head, rows, CrossEntropy(), None, None, chunk).loss
+    return frozen_head_loss(hidden, head, rows, CrossEntropy(), None, None, chunk or None).loss
 
 
 def ours_autograd(hidden: Tensor, head: PlainHead, rows: Tensor, chunk: int) -> Tensor:
-    return frozen_head_loss(hidden, head, rows, AutogradCrossEntropy(), None, None, chunk).loss
+    return frozen_head_loss(hidden, head, rows, AutogradCrossEntropy(), None, None, chunk or None).loss
 
 
 VARIANTS: dict[str, Callable[[Tensor, PlainHead, Tensor, int], Tensor]] = {
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=49152)
     parser.add_argument("--hidden", type=int, default=576)
-    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--chunk", type=int, default=0, help="0 is the default for vocabulary and device")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")

@@ -1,7 +1,7 @@
 """Objectives: inclusion x weighting x prediction over the slots of a block."""
 
 from specdraft.objectives.anchors import all_anchors, anchor_candidates, sample_anchors
-from specdraft.objectives.frozen_head import HeadLoss, frozen_head_loss
+from specdraft.objectives.frozen_head import HeadLoss, default_chunk_size, frozen_head_loss
 from specdraft.objectives.inclusion import FixedHorizon, Inclusion, Layout
 from specdraft.objectives.objective import Objective, ObjectiveOutput
 from specdraft.objectives.prediction import (
@@ -35,6 +35,7 @@ __all__ = [
     "Weighting",
     "all_anchors",
     "anchor_candidates",
+    "default_chunk_size",
     "default_gamma",
     "frozen_head_loss",
     "sample_anchors",

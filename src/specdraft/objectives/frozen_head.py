@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ def frozen_head_loss(
     prediction: Prediction,
     target_hidden: Tensor | None,
     target_head: Head | None,
-    chunk_size: int,
+    chunk_size: int | None = None,
 ) -> HeadLoss:
     """Loss of each position, with its gradient computed on the way.
 
@@ -53,11 +54,13 @@ def frozen_head_loss(
         prediction: Loss of one position.
         target_hidden: ``[n, H]`` target hidden states that predict the labels, or None.
         target_head: The target's whole head; None if ``head`` is it.
-        chunk_size: Positions whose logits exist at a time, at least 1.
+        chunk_size: Positions whose logits exist at a time, at least 1; None is :func:`default_chunk_size`.
 
     Raises:
         ValueError: If ``chunk_size`` is below 1, or the target's distribution is needed and cannot be computed.
     """
+    if chunk_size is None:
+        chunk_size = default_chunk_size(head.weight.shape[0], hidden.device)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     if prediction.needs_target and target_hidden is None:
@@ -83,6 +86,20 @@ def frozen_head_loss(
     if grad is not None:
         loss = _KnownGradient.apply(hidden, loss, grad)
     return HeadLoss(loss, label_prob, predicted, None if target_hidden is None else overlap)
+
+
+def default_chunk_size(rows: int, device: torch.device) -> int:
+    """Chunk whose float32 logits fill about 32 MiB on a CPU and 1 GiB elsewhere, a power of two and at least 64.
+
+    Larger blocks are handed back to the system by the C allocator of Linux as soon as they are freed, and mapping them
+    anew costs a CPU more than the softmax; an accelerator needs large chunks to be busy.
+
+    Args:
+        rows: Rows D of the head.
+        device: Where the logits are.
+    """
+    elements = 2**23 if device.type == "cpu" else 2**28
+    return max(64, 1 << int(math.log2(max(1, elements // rows))))
 
 
 def _chunk_loss(

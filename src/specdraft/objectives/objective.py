@@ -59,7 +59,7 @@ class Objective:
         weighting: How much each slot counts; None is :class:`ExponentialDecay`.
         prediction: Loss of one slot; None is :class:`CrossEntropy`.
         num_anchors: Most anchors drawn from one document in each step.
-        chunk_size: Positions whose logits exist at a time.
+        chunk_size: Positions whose logits exist at a time; None fits it to vocabulary and device.
 
     Raises:
         ValueError: If ``num_anchors`` or ``chunk_size`` is below 1.
@@ -71,9 +71,9 @@ class Objective:
         weighting: Weighting | None = None,
         prediction: Prediction | None = None,
         num_anchors: int = 64,
-        chunk_size: int = 256,
+        chunk_size: int | None = None,
     ) -> None:
-        if num_anchors < 1 or chunk_size < 1:
+        if num_anchors < 1 or (chunk_size is not None and chunk_size < 1):
             raise ValueError(f"num_anchors and chunk_size must be at least 1, got {num_anchors} and {chunk_size}")
         self.inclusion = inclusion or FixedHorizon()
         self.weighting = weighting or ExponentialDecay()

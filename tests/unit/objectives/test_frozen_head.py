@@ -12,6 +12,7 @@ from specdraft.objectives import (
     TargetChunk,
     TotalVariation,
     WeightedSum,
+    default_chunk_size,
     frozen_head_loss,
 )
 
@@ -127,6 +128,15 @@ def test_no_position_keeps_the_graph(toy_head):
     (grad,) = torch.autograd.grad(out.loss.sum(), hidden)
     assert out.loss.shape == (0,)
     assert (grad == 0).all()
+
+
+def test_default_chunk_size(toy_head):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [default_chunk_size(rows, cpu) for rows in (49_152, 151_936, 32_000)] == [128, 64, 256]
+    assert default_chunk_size(151_936, gpu) == 1024
+    hidden, head, rows, _, _ = example(toy_head, "whole")
+    out = frozen_head_loss(hidden, head, rows, CrossEntropy(), None, None)
+    torch.testing.assert_close(out.loss, F.cross_entropy(head(hidden), rows, reduction="none"))
 
 
 def test_missing_parts_are_named(toy_head):
