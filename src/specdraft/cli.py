@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
-        auto_cli(COMMANDS[words[0]], args=words[1:], prog=f"specdraft {words[0]}")
+        auto_cli(COMMANDS[words[0]], args=words[1:], as_positional=False, prog=f"specdraft {words[0]}")
         return
     if words in ([], ["-h"], ["--help"]):
         others = "\n".join(f"  {name:<12}{(f.__doc__ or '').splitlines()[0]}" for name, f in COMMANDS.items())

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
-from lightning.pytorch import LightningModule
 
 from specdraft.callbacks.report import token_groups
 from specdraft.decoding import (
@@ -45,8 +44,7 @@ def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = LightningModule.load_from_checkpoint(checkpoint, map_location=device)
-    module = cast(DraftingModule, module)
+    module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
     module.to(device).eval()
     module.target.to(torch.device(device))
     return module
