@@ -14,7 +14,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-PACKAGES = ("specdraft", "torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "tensorboard", "datasets")
+PACKAGES = (
+    "specdraft",
+    "torch",
+    "lightning",
+    "torchmetrics",
+    "transformers",
+    "jsonargparse",
+    "tensorboard",
+    "datasets",
+)
 
 
 def provenance() -> dict[str, Any]:

@@ -78,7 +78,9 @@ class SpeculativeDecoding(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.datamodule is None:  # type: ignore[attr-defined]
-            raise ValueError("SpeculativeDecoding takes its prompts from the data module: pass one, or remove the callback")
+            raise ValueError(
+                "SpeculativeDecoding takes its prompts from the data module: pass one, or remove the callback"
+            )
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +127,8 @@ class SpeculativeDecoding(Callback):
         if self.last_values:
             how = (
                 f"temperature {self.params.temperature:g}, block size {self.block_size or 'trained'}, "
-                f"concurrency {self.concurrency}, at most {self.max_new_tokens} new tokens, lean AR baseline of the same run"
+                f"concurrency {self.concurrency}, at most {self.max_new_tokens} new tokens, "
+                "lean AR baseline of the same run"
             )
             values = {**{k: float(v) for k, v in trainer.callback_metrics.items()}, **self.last_values}
             rank_zero_info("\n" + summary_table(values, how))
@@ -240,8 +243,9 @@ class SpeculativeDecoding(Callback):
 def _tensorboard(trainer: Trainer) -> Any | None:
     """The TensorBoard writer of rank 0, if there is one."""
     for logger in trainer.loggers:
-        if trainer.is_global_zero and hasattr(logger.experiment, "add_figure"):
-            return logger.experiment
+        writer = getattr(logger, "experiment", None)
+        if trainer.is_global_zero and hasattr(writer, "add_figure"):
+            return writer
     return None
 
 

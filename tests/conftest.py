@@ -16,7 +16,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WORDS = "one two three four five six seven eight nine ten red blue green apple pear plum add take the and is of".split()
+WORDS = [
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red",
+    "blue", "green", "apple", "pear", "plum", "add", "take", "the", "and", "is", "of",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -183,7 +183,8 @@ def regenerate(
         for start in range(len(done), len(rows), 8 * concurrency):
             chunk = rows[start : start + 8 * concurrency]
             requests = [
-                Request(encode_prompt(model.tokenizer, row["prompt"]), max_new_tokens, model.stop_token_ids) for row in chunk
+                Request(encode_prompt(model.tokenizer, row["prompt"]), max_new_tokens, model.stop_token_ids)
+                for row in chunk
             ]
             generator = torch.Generator(device=model.device).manual_seed(seed + start)
             result = autoregressive_decode(model, requests, params=params, concurrency=concurrency, generator=generator)
@@ -199,7 +200,7 @@ def regenerate(
 
 
 def _answer_fields(model: Any, tokens: list[int]) -> dict[str, Any]:
-    """Text of an answer; ``finished`` is false when the limit cut it, ids are kept where the text does not give them back."""
+    """Text of an answer; ``finished`` is false when the limit cut it; ids where the text does not give them back."""
     finished = bool(tokens) and tokens[-1] in model.stop_token_ids
     body = tokens[:-1] if finished else tokens
     text = model.tokenizer.decode(body, skip_special_tokens=True)

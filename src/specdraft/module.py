@@ -47,7 +47,7 @@ class TargetConfig:
 
     path: str
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    attention: str = "auto"
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
     taps: list[int] | int | None = None
     mask_token_id: int | None = None
 
@@ -69,10 +69,15 @@ class DraftingModule(LightningModule):
         train_drafter: Train the drafter; false freezes it.
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
-        matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the hardware
-            has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX, else highest.
-        seed: Seed of the anchors; the anchors of a step depend on the seed and the step only, so that resuming is exact.
+        matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
+            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX, else highest.
+        seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
     """
+
+    drafter: Drafter
+    corrector: Corrector
+    draft_token_ids: Tensor
+    val_family_mat: nn.ModuleDict
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class DraftingModule(LightningModule):
         if not _is_plain(dict(self.hparams)):
             # built in Python, not from a config: objects in a checkpoint could not be loaded with weights_only
             self.hparams.clear()
-            self._hparams_initial.clear()
+            self._hparams_initial.clear()  # type: ignore[operator, union-attr]
         self.target_config = target
         self.make_drafter, self.make_corrector = drafter, corrector
         self.objective = objective if objective is not None else Objective()
@@ -107,8 +112,8 @@ class DraftingModule(LightningModule):
         self.val_anchors = val_anchors
         self.matmul_precision = matmul_precision
         self.seed = seed
-        self.drafter: Drafter | None = None  # type: ignore[assignment]
-        self.corrector: Corrector | None = None  # type: ignore[assignment]
+        self.drafter = None  # type: ignore[assignment]  # both are made in configure_model
+        self.corrector = None  # type: ignore[assignment]
         self._target: HFTarget | None = None
         self._draft_head: FrozenHead | None = None
         self._pending_denominator: Tensor | None = None
@@ -266,8 +271,9 @@ class DraftingModule(LightningModule):
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             raise NonFiniteLossError(
-                f"loss or gradient is not finite at step {self.global_step} (gradient norm {float(norm)}); the weights still hold "
-                "the previous step. Lower the learning rate, set gradient_clip_val, or resume from the last checkpoint"
+                f"loss or gradient is not finite at step {self.global_step} (gradient norm {float(norm)}); the weights "
+                "still hold the previous step. Lower the learning rate, set gradient_clip_val, or resume from the "
+                "last checkpoint"
             )
         self.log("train/grad_norm", norm)
 
@@ -297,7 +303,9 @@ class DraftingModule(LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        values = {name: value.flatten() for name, value in self.val_acceptance.compute().items()}  # K = 1 comes as a scalar
+        values = {
+            name: value.flatten() for name, value in self.val_acceptance.compute().items()
+        }  # K = 1 comes as a scalar
         logged = {"val/loss": self.val_loss.compute(), "val/mat_drafts": self.val_mat.compute() - 1}
         for k in range(self.drafter.num_drafts):
             logged[f"val/survival_at/{k + 1}"] = values["survival"][k]
@@ -334,9 +342,7 @@ class DraftingModule(LightningModule):
     def _with_features(self, batch: DraftBatch) -> DraftBatch:
         wants_last = self.objective.needs_last_hidden
         if batch.features is None or (wants_last and batch.last_hidden is None):
-            out = self.target.features(
-                batch.input_ids, batch.position_ids, batch.document_ids, last_hidden=wants_last
-            )
+            out = self.target.features(batch.input_ids, batch.position_ids, batch.document_ids, last_hidden=wants_last)
             batch.features, batch.last_hidden = out.features, out.hidden
         return batch
 

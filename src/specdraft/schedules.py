@@ -24,7 +24,9 @@ class CosineWithWarmup(LambdaLR):
         if not 0 <= final <= 1:
             raise ValueError(f"final is a fraction of the peak learning rate in [0, 1], got {final}")
         if not 0 < total_steps < math.inf:
-            raise ValueError(f"a cosine needs a finite run, got {total_steps} steps; set trainer.max_steps or max_epochs")
+            raise ValueError(
+                f"a cosine needs a finite run, got {total_steps} steps: set trainer.max_steps or max_epochs"
+            )
         rising = math.ceil(warmup * total_steps)
 
         def factor(step: int) -> float:

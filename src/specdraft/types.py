@@ -94,7 +94,10 @@ class TargetSpec:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  (frozen dataclass)
         if not self.head_dim:
             heads = self.num_attention_heads
-            put("head_dim", self.hidden_size // heads if heads else 64 if self.hidden_size % 64 == 0 else self.hidden_size)
+            put(
+                "head_dim",
+                self.hidden_size // heads if heads else 64 if self.hidden_size % 64 == 0 else self.hidden_size,
+            )
         if not self.num_attention_heads:
             put("num_attention_heads", max(1, self.hidden_size // self.head_dim))
         if not self.num_key_value_heads:
@@ -271,9 +274,21 @@ class DecodingTarget(Protocol):
     """What the decoding engine and the module need of a target."""
 
     spec: TargetSpec
-    head: Head
-    device: torch.device
-    dtype: torch.dtype
+
+    @property
+    def head(self) -> Head:
+        """The frozen head over the whole vocabulary."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target computes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its activations."""
+        ...
 
     def embed(self, ids: Tensor) -> Tensor:
         """Frozen input embedding of the family (scaling included): ``[...]`` int64 to ``[..., H]``."""
@@ -286,7 +301,7 @@ class DecodingTarget(Protocol):
     def forward(self, input_ids: Tensor, cache: Any, *, features: bool = True) -> TargetOutput:
         """Run ``[N, n]`` tokens behind the cached ones.
 
-        Keys and values are written at ``cache.lengths + 0..n-1`` of each row, query ``j`` of a row sees the positions up to
+        Keys and values are written at ``cache.lengths + 0..n-1`` of each row, query ``j`` of a row sees positions up to
         ``cache.lengths + j``. The lengths do **not** move: the caller advances by what it keeps, so that rolling
         back is free.
         """
@@ -328,5 +343,5 @@ class DecodingCorrector(Protocol):
         generator: torch.Generator | None,
         head: Head,
     ) -> Proposal:
-        """Choose the drafts of a round from ``[N, K, H]`` hidden states and ``[N, K, D]`` logits; ``anchor`` is ``[N]``."""
+        """Choose the drafts of a round from hidden states ``[N, K, H]``, logits ``[N, K, D]``, anchors ``[N]``."""
         ...

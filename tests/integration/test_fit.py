@@ -96,7 +96,9 @@ def test_accumulation_equals_one_large_batch(run_cli: Run, tiny_config: Path, tm
     fixed = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.gradient_clip_val=null"]
     fixed += ["--model.objective.init_args.num_anchors=64"]  # every anchor, so that both runs draw the same
     run_cli("fit", "--config", tiny_config, *fixed, "--data.init_args.batch_size=6", "--trainer.logger.version=big")
-    run_cli("fit", "--config", tiny_config, *fixed, "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4")
+    run_cli(
+        "fit", "--config", tiny_config, *fixed, "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4"
+    )
     big = torch.load(tmp_path / "runs/tiny/big/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     small = checkpoint(tmp_path, "last.ckpt")["state_dict"]
     for key, value in big.items():
@@ -136,7 +138,10 @@ def test_generate_prints_text_and_statistics(
 def test_ema_and_soft_labels(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
     run_cli(
         *("fit", "--config", tiny_config),
-        *("--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging", "--trainer.callbacks.use_buffers=false"),
+        *(
+            "--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging",
+            "--trainer.callbacks.use_buffers=false",
+        ),
         "--model.objective.init_args.prediction=KLDivergence",
     )
     assert "val/mat" in scalars(tmp_path / "runs/tiny/v")

@@ -37,7 +37,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if _is_disk_full(error, path.parent):
                 kept = "the previous one is untouched" if path.exists() else "earlier checkpoints are untouched"
                 raise OSError(
-                    errno.ENOSPC, f"disk full while saving checkpoint {path}: {kept}; free space and resume with --ckpt_path"
+                    errno.ENOSPC,
+                    f"disk full while saving {path}: {kept}; free space and resume with --ckpt_path",
                 ) from error
             raise
 

@@ -169,6 +169,20 @@ def encode_ids(
     return Encoded(ids[:max_length], mask[:max_length])
 
 
+def without_end_of_turn(encoded: Encoded, stop_token_ids: Sequence[int], tokenizer: Any) -> Encoded:
+    """Drop the end of the last turn from a response that a length limit cut: the model never generated it.
+
+    Args:
+        encoded: The conversation, its last turn closed by the template.
+        stop_token_ids: Tokens at which the target stops; the tokenizer's end-of-sequence token is added.
+        tokenizer: The tokenizer.
+    """
+    end = max((i + 1 for i, marked in enumerate(encoded.loss_mask) if marked), default=0)
+    if end and encoded.input_ids[end - 1] in {*stop_token_ids, *_eos(tokenizer)}:
+        end -= 1
+    return Encoded(encoded.input_ids[:end], encoded.loss_mask[:end], encoded.context_turns)
+
+
 def _encode(tokenizer: Any, messages: list[dict[str, Any]], stops: set[int], options: dict[str, Any] | None) -> Encoded:
     if _has_generation_tags(tokenizer):
         return _encode_by_tags(tokenizer, messages, stops, options)

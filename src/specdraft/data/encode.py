@@ -8,7 +8,15 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from specdraft.data.chat import Encoded, Unusable, encode_conversation, encode_ids, encode_plain, render
+from specdraft.data.chat import (
+    Encoded,
+    Unusable,
+    encode_conversation,
+    encode_ids,
+    encode_plain,
+    render,
+    without_end_of_turn,
+)
 from specdraft.data.rows import Row
 from specdraft.data.tokens import TokenisedRows
 
@@ -65,6 +73,8 @@ class RowEncoder:
             encoded = encode_conversation(
                 self.tokenizer, row.messages, stop_token_ids=self.stop_token_ids, options=self.options, **limits
             )
+        if not row.finished and row.response_ids is None:
+            encoded = without_end_of_turn(encoded, self.stop_token_ids, self.tokenizer)
         self._check(encoded, row)
         return encoded
 

@@ -35,6 +35,7 @@ class Row:
         plain: Whether the row was written as ``prompt`` and ``response``, which needs no chat template.
         prompt_ids: Exact tokens up to the last response, or None to render the text.
         response_ids: Exact tokens of the last response, or None to render the text.
+        finished: Whether the model ended the last response by itself, not a length limit.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Row:
     plain: bool = False
     prompt_ids: tuple[int, ...] | None = None
     response_ids: tuple[int, ...] | None = None
+    finished: bool = True
 
 
 def read_rows(
@@ -53,7 +55,8 @@ def read_rows(
 
     Three forms are understood: ``messages`` (role and content), ``conversations`` (ShareGPT: from and value), and
     ``prompt`` with ``response`` (strings). Optional fields: ``id``, ``family``, and ``prompt_ids`` with
-    ``response_ids``, the exact tokens that a server read and generated, which win over the text.
+    ``response_ids``, the exact tokens that a server read and generated, which win over the text. ``finished: false``
+    marks a response that a length limit cut, so that its end is not learned as the end of a turn.
 
     Args:
         sources: See :func:`specdraft.data.sources.read_records`.
@@ -104,7 +107,10 @@ def parse_row(value: Any, where: str) -> Row:
     if name is None:
         content = json.dumps([messages, prompt_ids, response_ids], sort_keys=True, default=str)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return Row(str(name), family or "", messages, where, plain, prompt_ids, response_ids)
+    finished = value.get("finished", True)
+    if not isinstance(finished, bool):
+        raise ValueError(f"{where}: 'finished' must be true or false, got {finished!r}")
+    return Row(str(name), family or "", messages, where, plain, prompt_ids, response_ids, finished)
 
 
 def _messages(value: Any, where: str) -> tuple[dict[str, Any], ...]:

@@ -21,7 +21,7 @@ class Drafter(nn.Module, ABC):
     Args:
         spec: The target that the drafter is made for.
         block_size: Input slots B of a block, the anchor included.
-        sample_from_anchor: Whether slot ``i`` predicts the token at ``p + 1 + i`` (K = B) and not at ``p + i`` (K = B - 1).
+        sample_from_anchor: Whether slot ``i`` predicts position ``p + 1 + i`` (K = B) and not ``p + i`` (K = B - 1).
 
     Raises:
         ValueError: If the block leaves nothing to draft.
@@ -82,7 +82,7 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def draft(self, embeds: Tensor, cache: KeyValueCache) -> Tensor:
-        """Hidden states ``[N, b, H]`` of one block from ``[N, b, H]`` embeddings, slot ``i`` at ``cache.lengths + i``."""
+        """Hidden states ``[N, b, H]`` of one block of embeddings ``[N, b, H]``, slot ``i`` at ``cache.lengths + i``."""
 
     def extra_state_for_checkpoint(self) -> dict[str, Any]:
         """Facts that decide how the weights must be used: block size and slot convention, builtins only."""

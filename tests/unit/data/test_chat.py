@@ -2,6 +2,8 @@ import pytest
 from data_fakes import BROKEN, CHATML, CHATML_SYSTEM, LLAMA, TAGS, THINKING, chat, ids, tokenizer
 
 from specdraft.data.chat import Unusable, encode_conversation, encode_ids, encode_plain
+from specdraft.data.encode import RowEncoder
+from specdraft.data.rows import parse_row
 
 HELLO = chat("user: hello there", "assistant: hi you")
 TWO = chat("system: be brief", "user: hello", "assistant: hi", "user: how are you", "assistant: fine thanks")
@@ -149,3 +151,24 @@ def test_template_options_reach_the_template():
     tok = tokenizer(CHATML.replace("{{ m.content }}", "{{ m.content }}{% if loud %} two{% endif %}"))
     encoded = encode_conversation(tok, HELLO, max_length=99, options={"loud": True})
     assert "[you] [two]" in marked(tok, encoded)
+
+
+@pytest.mark.parametrize("template", [CHATML, TAGS, None])
+def test_a_response_that_was_cut_does_not_teach_the_end_of_the_turn(template):
+    encoder = RowEncoder(tokenizer(template), max_length=99)
+    whole = encoder.encode(parse_row({"prompt": "hello there", "response": "hi you"}, "x:1"))
+    cut = encoder.encode(parse_row({"prompt": "hello there", "response": "hi you", "finished": False}, "x:2"))
+    assert sum(whole.loss_mask) == 3
+    assert marked(encoder.tokenizer, cut).endswith("[hi] [you]")
+    assert cut.input_ids == whole.input_ids[: len(cut.input_ids)]
+
+
+def test_exact_tokens_of_a_cut_response_stay_as_they_are():
+    tok = tokenizer(CHATML)
+    row = parse_row({"prompt": "hello", "response_ids": ids(tok, "hi <|im_end|>"), "finished": False}, "x:1")
+    assert marked(tok, RowEncoder(tok, max_length=99).encode(row)).endswith("[hi] [<|im_end|>]")
+
+
+def test_finished_must_be_a_truth_value():
+    with pytest.raises(ValueError, match="x:1: 'finished' must be true or false, got 'no'"):
+        parse_row({"prompt": "a", "response": "b", "finished": "no"}, "x:1")
