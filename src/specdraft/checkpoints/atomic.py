@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 kept = "the previous one is untouched" if path.exists() else "earlier checkpoints are untouched"
                 raise OSError(
                     errno.ENOSPC,
-                    f"disk full while saving {path}: {kept}; free space and resume with --ckpt_path",
+                    f"disk full while saving checkpoint {path}: {kept}; free space and resume with --ckpt_path",
                 ) from error
             raise
 

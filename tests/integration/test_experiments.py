@@ -1,0 +1,29 @@
+"""Every experiment and every overlay is valid as it lies in the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNS = sorted((ROOT / "experiments").glob("*.yaml"))
+OVERLAYS = sorted((ROOT / "experiments" / "ablations").glob("*.yaml"))
+Run = Callable[..., None]
+
+
+def test_there_are_experiments() -> None:
+    assert {path.name for path in RUNS} >= {"quickstart.yaml", "smollm2.yaml"}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS], ids=lambda p: p.stem if p else "alone")
+def test_parses(run_cli: Run, capsys: pytest.CaptureFixture[str], run: Path, overlay: Path | None) -> None:
+    configs = ["--config", run, *(["--config", overlay] if overlay else [])]
+    with pytest.raises(SystemExit) as caught:
+        run_cli("fit", *configs, "--print_config")
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    for part in ("drafter:", "corrector:", "objective:", "ChatDataModule"):
+        assert part in printed
