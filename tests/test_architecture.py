@@ -21,6 +21,8 @@ MAY_USE = {
     "module": BASE | MIDDLE | {"schedules", "checkpoints"},
     "callbacks": BASE | MIDDLE | {"module"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
+    "arguments": set(),
+    "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},
 }
 
 

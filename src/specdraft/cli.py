@@ -21,13 +21,15 @@ import specdraft.callbacks
 import specdraft.correctors
 import specdraft.drafters
 import specdraft.objectives
+from specdraft.arguments import option_words
+from specdraft.bench import bench
 from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate, regenerate
 from specdraft.data import ChatDataModule
 from specdraft.module import DraftingModule
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
 
-COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate}
+COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate, "bench": bench}
 
 
 class Parser(LightningArgumentParser):
@@ -80,7 +82,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
-        auto_cli(COMMANDS[words[0]], args=words[1:], as_positional=False, prog=f"specdraft {words[0]}")
+        command = COMMANDS[words[0]]
+        auto_cli(command, args=option_words(command, words[1:]), as_positional=False, prog=f"specdraft {words[0]}")
         return
     if words in ([], ["-h"], ["--help"]):
         others = "\n".join(f"  {name:<12}{(f.__doc__ or '').splitlines()[0]}" for name, f in COMMANDS.items())

@@ -171,10 +171,10 @@ def regenerate(
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
     """
-    rows = _prompt_rows(prompts)[:limit]
+    rows = prompt_rows(prompts)[:limit]
     path = Path(out)
     part = path.with_name(path.name + ".part.jsonl")
-    done = _whole_lines(part)
+    done = whole_lines(part)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_target(target, dtype="bfloat16" if dtype == "auto" and device == "cuda" else "float32", device=device)
@@ -194,7 +194,7 @@ def regenerate(
             os.fsync(file.fileno())
             print(f"{start + len(chunk)} of {len(rows)} rows, {result.tokens_per_second:.0f} tokens/s", flush=True)
     with _opened(path.with_name(path.name + ".tmp"), path.suffix) as packed:
-        packed.writelines(line + "\n" for line in _whole_lines(part))
+        packed.writelines(line + "\n" for line in whole_lines(part))
     os.replace(path.with_name(path.name + ".tmp"), path)
     part.unlink()
 
@@ -212,11 +212,19 @@ def _answer_fields(model: Any, tokens: list[int]) -> dict[str, Any]:
     return fields
 
 
-def _prompt_rows(prompts: str) -> list[dict[str, Any]]:
+def prompt_rows(prompts: str) -> list[dict[str, Any]]:
+    """Rows of a JSONL file, or of ``embedded:train`` / ``embedded:heldout``; each has a text field ``prompt``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: Naming the line that is no such row.
+    """
     if prompts.startswith("embedded:"):
         from specdraft.data.prompts import build_prompts
 
         return [asdict(row) for row in build_prompts(prompts.removeprefix("embedded:"))]  # type: ignore[arg-type]
+    if not Path(prompts).is_file():
+        raise FileNotFoundError(f"no prompts at {prompts}; name a JSONL file, embedded:heldout or embedded:train")
     lines = Path(prompts).read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
@@ -232,7 +240,7 @@ def _prompt_rows(prompts: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _whole_lines(part: Path) -> list[str]:
+def whole_lines(part: Path) -> list[str]:
     """Lines already written; a last line without its end is cut off, so that it is written anew."""
     if not part.exists():
         return []

@@ -171,22 +171,22 @@ class _Loop:
         The lengths of the caches are left to the caller, who learns their host-side bound from the answer.
         """
         cache, context = caches
-        clock.mark()
+        clock.start("draft")
         anchor = state.anchor[:, None]
         block = torch.cat([anchor, self.masks.expand(len(anchor), -1)], 1)
         hidden = self.drafter.draft(self.target.embed(block), context)[:, self.first :]
         logits = self.head(hidden.to(self.head.weight.dtype))
-        clock.mark("draft")
+        clock.start("correct")
         temperature = self.params.temperature
         proposal = self.corrector.propose(hidden, logits, state.anchor, temperature, self.generator, self.head)
-        clock.mark("correct")
+        clock.start("verify")
         out = self.target.forward(torch.cat([anchor, proposal.tokens], 1), cache)
         assert out.hidden is not None
         assert out.features is not None
         verdict = self._verify(self.target.head(out.hidden), proposal, (state.remaining - 1).clamp_max(self.drafts))
-        clock.mark("verify")
+        clock.start("draft")
         self.drafter.extend(out.features, context)
-        clock.mark("draft")
+        clock.start()
         fresh = verdict.next_token[:, None]
         tokens = torch.cat([proposal.tokens, fresh], 1).scatter(1, verdict.accepted[:, None], fresh)
         stopped = (tokens[..., None] == state.stops[:, None]).any(-1)

@@ -41,6 +41,7 @@ class RequestResult:
         drafted: Drafts of each round that could have been accepted.
         seconds: Wall time from entering a slot to the last token, prefill included.
         prompt_tokens: Length of the prompt.
+        arrivals: Seconds from entering a slot to when the host had the tokens of the prefill and of each round.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -48,6 +49,7 @@ class RequestResult:
     drafted: list[int] = field(default_factory=list)
     seconds: float = 0.0
     prompt_tokens: int = 0
+    arrivals: list[float] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:

@@ -130,12 +130,13 @@ class Schedule:
         """
         row = self.live_row(place)
         row.result.tokens += tokens
+        row.result.arrivals.append(perf_counter() - row.started)
         if accepted is not None:
             row.result.accepted.append(accepted)
             row.result.drafted.append(drafted)
         if row.remaining > 0 and tokens[-1] not in row.stops:
             return False
-        row.result.seconds = perf_counter() - row.started
+        row.result.seconds = row.result.arrivals[-1]
         self.rows[place] = None
         if self._on_finish is not None:
             self._on_finish(row.index, row.result)

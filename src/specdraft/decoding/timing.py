@@ -10,7 +10,7 @@ from specdraft.types import RoundTiming
 
 
 class RoundClock:
-    """Books the time since the previous mark to a part.
+    """Books time to the parts of a round; while torch's profiler runs, the parts appear in its trace by name.
 
     On CUDA the marks are events, which are read only after the round's own transfer to the host has synchronised:
     measuring the parts costs no extra synchronisation. Elsewhere they are ``perf_counter``.
@@ -27,14 +27,21 @@ class RoundClock:
         self._cuda = device.type == "cuda"
         self._device = device
         self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self._range: torch.profiler.record_function | None = None
 
-    def mark(self, part: str = "") -> None:
-        """End the interval that began at the previous mark; without a name it belongs to no part."""
+    def start(self, part: str = "") -> None:
+        """End the running interval and begin one of ``part``; without a name it belongs to no part."""
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
         self._marks.append((part, self._now()))
+        if part and torch.autograd.profiler._is_profiler_enabled:
+            self._range = torch.profiler.record_function(part)
+            self._range.__enter__()
 
     def read(self) -> None:
         """Add the marked intervals up; call it once the device has finished them."""
-        for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
+        for (part, before), (_, after) in zip(self._marks, self._marks[1:], strict=False):
             if part:
                 setattr(self.timing, part, getattr(self.timing, part) + _seconds(before, after))
         self._marks.clear()

@@ -2,6 +2,6 @@
 
 from specdraft.targets.head import FrozenHead
 from specdraft.targets.hf import HFTarget
-from specdraft.targets.load import load_target
+from specdraft.targets.load import load_model, load_target
 
-__all__ = ["FrozenHead", "HFTarget", "load_target"]
+__all__ = ["FrozenHead", "HFTarget", "load_model", "load_target"]

@@ -43,18 +43,8 @@ def load_target(
         FileNotFoundError: If there is no such model.
         ValueError: If the target cannot be verified against, or an option does not fit.
     """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown; use float32, bfloat16 or auto")
-    where, gguf = _located(str(smollm2.folder()) if path == smollm2.NAME else path)
-    config = _config(where, gguf, path)
-    refuse_unfit(config, path, _model_class(config))
-    tokenizer = _tokenizer(where, gguf)
     # the model's own eager attention serves as the reference of the check; HFTarget replaces it
-    options = {"gguf_file": gguf} if gguf else {}
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        where, dtype=_DTYPES[dtype], attn_implementation="eager", **options
-    )
-    model = model.to(device).eval()
+    model, tokenizer = load_model(path, dtype=dtype, attention="eager", device=device)
     logits, embeds = reference_of(model)
     if mask_token_id is None:
         mask_token_id = pick_mask_token(tokenizer, model.get_input_embeddings().weight.shape[0])
@@ -63,6 +53,34 @@ def load_target(
     )
     verify_target(target, logits, embeds)
     return target
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32",
+    attention: Literal["sdpa", "eager"] = "sdpa",
+    device: torch.device | str = "cpu",
+) -> tuple[Any, Any]:
+    """Load the model of transformers as it is, and its tokenizer or None; arguments and errors of :func:`load_target`.
+
+    Args:
+        path: Model name, folder with safetensors, ``.gguf`` file, or ``smollm2-135m-instruct``.
+        dtype: Type of the weights; ``auto`` takes the one that they were saved in.
+        attention: Attention implementation of transformers.
+        device: Where the weights go.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype!r} is unknown; use float32, bfloat16 or auto")
+    where, gguf = _located(str(smollm2.folder()) if path == smollm2.NAME else path)
+    config = _config(where, gguf, path)
+    refuse_unfit(config, path, _model_class(config))
+    tokenizer = _tokenizer(where, gguf)
+    options = {"gguf_file": gguf} if gguf else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        where, dtype=_DTYPES[dtype], attn_implementation=attention, **options
+    )
+    return model.to(device).eval(), tokenizer
 
 
 def _located(path: str) -> tuple[str, str | None]:

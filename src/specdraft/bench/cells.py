@@ -1,0 +1,170 @@
+"""One cell of the benchmark: what is decoded how, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from specdraft.bench.journal import Journal
+from specdraft.bench.latency import (
+    first_token_seconds,
+    inter_token_seconds,
+    percentiles,
+    round_gaps,
+    stream_tokens_per_second,
+)
+from specdraft.bench.memory import PeakMemory
+from specdraft.decoding import DecodeResult, OnFinish, Request, RequestResult
+
+Decode: TypeAlias = Callable[[list[Request], OnFinish], DecodeResult]
+AR, HF = "AR", "hf-generate"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to decode the prompts.
+
+    Attributes:
+        method: ``AR``, ``hf-generate``, or the label of a checkpoint.
+        concurrency: Requests in flight.
+        temperature: Sampling temperature.
+        block_size: Block size of the drafts, None where nothing is drafted.
+        checkpoint: Path of the checkpoint, None where nothing is drafted.
+    """
+
+    method: str
+    concurrency: int
+    temperature: float
+    block_size: int | None = None
+    checkpoint: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Unique within a benchmark."""
+        block = "" if self.block_size is None else f"/b{self.block_size}"
+        return f"{self.checkpoint or self.method}{block}/c{self.concurrency}/t{self.temperature:g}"
+
+    @property
+    def title(self) -> str:
+        """Method and block size, as tables name them."""
+        return self.method if self.block_size is None else f"{self.method}, B={self.block_size}"
+
+
+@dataclass
+class Measurement:
+    """A cell, the continuation of every prompt, and the totals of the decoding loop."""
+
+    cell: Cell
+    results: list[RequestResult]
+    totals: dict[str, Any]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that decoding emitted per second of decoding; prefills and first tokens are left out."""
+        seconds = self.totals["decode_seconds"]
+        return self.totals["timed_tokens"] / seconds if seconds else 0.0
+
+
+def measure(
+    cell: Cell, decode: Decode, requests: Sequence[Request], journal: Journal, device: torch.device
+) -> Measurement:
+    """Decode the prompts of a cell, but for those that an interrupted run finished.
+
+    Args:
+        cell: What is measured.
+        decode: Runs requests, calling back for each that ends.
+        requests: All prompts.
+        journal: Where finished prompts and totals are kept.
+        device: Device of the target.
+    """
+    done = journal.finished(cell.key)
+    totals = journal.totals(cell.key)
+    if totals is None:
+        rest = [i for i in range(len(requests)) if i not in done] or list(range(len(requests)))
+        with PeakMemory(device) as peak:
+            out = decode(
+                [requests[i] for i in rest], lambda place, result: journal.request(cell.key, rest[place], result)
+            )
+        done.update(zip(rest, out.results, strict=True))
+        totals = {
+            "timed_prompts": len(rest),
+            "timed_tokens": out.emitted - len(out.results),
+            "timed_rounds": out.rounds,
+            "steps": out.steps,
+            "prefill_seconds": out.prefill_seconds,
+            "decode_seconds": out.decode_seconds,
+            "timing": asdict(out.timing),
+            "peak_memory_mib": peak.mib,
+            "memory_kind": peak.kind,
+        }
+        journal.close(cell.key, totals)
+    return Measurement(cell, [done[i] for i in range(len(requests))], totals)
+
+
+def summary(run: Measurement, baseline: Measurement, families: Sequence[str]) -> dict[str, Any]:
+    """Everything that is reported of a cell, as builtins.
+
+    Args:
+        run: The cell.
+        baseline: The lean autoregressive loop at the same concurrency and temperature.
+        families: Family of each prompt.
+    """
+    pooled = DecodeResult(run.results)
+    totals, steps = run.totals, max(run.totals["steps"], 1)
+    drafts = run.cell.block_size is not None
+    ms = {part: 1e3 * seconds / steps for part, seconds in totals["timing"].items()}
+    greedy = run.cell.temperature == 0
+    return {
+        **asdict(run.cell),
+        "prompts": len(run.results),
+        "timed_prompts": totals["timed_prompts"],
+        "emitted": pooled.emitted,
+        "rounds": pooled.rounds,
+        "mean_rows": totals["timed_rounds"] / steps,
+        "mat": pooled.mat if drafts else None,
+        "mat_drafts": pooled.mat_drafts if drafts else None,
+        "mat_prompt_mean": pooled.mat_prompt_mean if drafts else None,
+        "tokens_per_second": run.tokens_per_second,
+        "speedup": _ratio(run.tokens_per_second, baseline.tokens_per_second),
+        "prefill_seconds": totals["prefill_seconds"],
+        "decode_seconds": totals["decode_seconds"],
+        "round_ms": {**ms, "total": sum(ms.values())},
+        "ttft_ms": _ms(first_token_seconds(run.results)),
+        "itl_ms": _ms(inter_token_seconds(run.results)),
+        "round_gap_ms": _ms(round_gaps(run.results)),
+        "peak_memory_mib": totals["peak_memory_mib"],
+        "memory_kind": totals["memory_kind"],
+        "lossless": equal_rate(run.results, baseline.results) if greedy and run is not baseline else None,
+        "families": _by_family(run, baseline, families),
+    }
+
+
+def equal_rate(mine: Sequence[RequestResult], theirs: Sequence[RequestResult]) -> float:
+    """Fraction of outputs that are equal token for token."""
+    return sum(a.tokens == b.tokens for a, b in zip(mine, theirs, strict=True)) / len(mine)
+
+
+def _by_family(run: Measurement, baseline: Measurement, families: Sequence[str]) -> dict[str, dict[str, Any]]:
+    out = {}
+    for family in sorted(set(families)):
+        own = [r for r, name in zip(run.results, families, strict=True) if name == family]
+        plain = [r for r, name in zip(baseline.results, families, strict=True) if name == family]
+        rate, reference = stream_tokens_per_second(own), stream_tokens_per_second(plain)
+        out[family] = {
+            "prompts": len(own),
+            "mat": DecodeResult(own).mat if run.cell.block_size is not None else None,
+            "stream_tokens_per_second": rate,
+            "speedup": _ratio(rate, reference),
+        }
+    return out
+
+
+def _ratio(mine: float | None, theirs: float | None) -> float | None:
+    return mine / theirs if mine is not None and theirs else None
+
+
+def _ms(seconds: list[float]) -> dict[str, float | None]:
+    return percentiles([1e3 * value for value in seconds])

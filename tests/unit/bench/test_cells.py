@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from specdraft.bench import Cell, measure, summary
+from specdraft.bench.journal import Journal
+from specdraft.decoding import DecodeResult, Request, RequestResult
+from specdraft.types import RoundTiming
+
+CPU = torch.device("cpu")
+
+
+def fake_decode(calls, stop_after=None):
+    """Answer request i with tokens [p, p + 1, p + 2] in one round of 2 accepted drafts."""
+
+    def decode(requests, on_finish):
+        calls.append([r.prompt_ids[0] for r in requests])
+        results = []
+        for place, request in enumerate(requests):
+            if stop_after is not None and place == stop_after:
+                raise KeyboardInterrupt
+            p = request.prompt_ids[0]
+            results.append(RequestResult([p, p + 1, p + 2], [1], [1], 0.3, 1, [0.1, 0.3]))
+            on_finish(place, results[-1])
+        return DecodeResult(results, 0.5, 2.0, RoundTiming(0.5, 0.25, 1.0, 0.25), steps=2)
+
+    return decode
+
+
+REQUESTS = [Request([i], 3) for i in range(5)]
+CELL = Cell("run/best", 2, 0.0, 4, "best.ckpt")
+
+
+def test_an_interrupted_cell_goes_on(tmp_path):
+    path, calls = tmp_path / "requests.jsonl", []
+    with pytest.raises(KeyboardInterrupt):
+        measure(CELL, fake_decode(calls, stop_after=3), REQUESTS, Journal(path, {"seed": 0}), CPU)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("index") for line in lines] == [None, 0, 1, 2]
+    with path.open("a") as file:
+        file.write('{"cell": "torn by a ki')
+    with pytest.raises(FileExistsError, match="--resume"):
+        Journal(path, {"seed": 0})
+    with pytest.raises(ValueError, match="seed 0, not 1"):
+        Journal(path, {"seed": 1}, resume=True)
+    run = measure(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True), CPU)
+    assert calls == [[0, 1, 2, 3, 4], [3, 4]]
+    assert [r.tokens[0] for r in run.results] == [0, 1, 2, 3, 4]
+    assert run.totals["timed_prompts"] == 2
+    assert run.tokens_per_second == 2 * 2 / 2.0
+    again = measure(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True), CPU)
+    assert len(calls) == 2
+    assert again.totals == run.totals
+    assert again.results == run.results
+
+
+def test_summary(tmp_path):
+    journal = Journal(tmp_path / "requests.jsonl", {})
+    plain = measure(Cell("AR", 2, 0.0), fake_decode([]), REQUESTS, journal, CPU)
+    run = measure(CELL, fake_decode([]), REQUESTS, journal, CPU)
+    run.results[1].tokens[2] += 1
+    run.totals["decode_seconds"] = 1.0
+    found = summary(run, plain, ["a", "b", "a", "b", "a"])
+    assert (found["mat"], found["mat_drafts"], found["rounds"], found["mean_rows"]) == (2.0, 1.0, 5, 2.5)
+    assert (found["tokens_per_second"], found["speedup"]) == (10.0, 2.0)
+    assert found["lossless"] == 4 / 5
+    assert found["round_ms"] == {"draft": 250, "correct": 125, "verify": 500, "host": 125, "total": 1000}
+    assert found["ttft_ms"]["p50"] == pytest.approx(100)
+    assert found["itl_ms"]["p99"] == pytest.approx(100)
+    assert found["round_gap_ms"]["p50"] == pytest.approx(200)
+    assert found["families"]["a"] == {
+        "prompts": 3, "mat": 2.0, "stream_tokens_per_second": pytest.approx(10), "speedup": pytest.approx(1.0),
+    }  # fmt: skip
+    own = summary(plain, plain, ["a"] * 5)
+    assert (own["mat"], own["lossless"], own["speedup"]) == (None, None, 1.0)
