@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdraft.cache import KeyValueCache
+
 
 def visible_positions(
     lengths: Tensor, fresh: int, stop: int, *, causal: bool = True, window: int | None = None
@@ -46,6 +48,73 @@ def score_bias(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bias.repeat(1, groups, 1)
 
 
+def decoding_mask(
+    cache: KeyValueCache,
+    fresh: int,
+    groups: int,
+    dtype: torch.dtype,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+) -> Tensor | None:
+    """Additive scores for ``fresh`` positions behind a cache, the same for every layer; None where all is visible.
+
+    Args:
+        cache: The cache, before its lengths move.
+        fresh: Number n of fresh positions.
+        groups: Query heads per key/value head.
+        dtype: Type of the queries.
+        causal: Whether a query is blind to later fresh positions.
+        window: Sliding window in positions, the query's own included.
+
+    Returns:
+        ``[N, groups * n, S]`` for the S positions that :meth:`KeyValueCache.read` gives, or None.
+    """
+    stop = cache.readable(fresh)
+    if window is not None and window >= stop and not cache.static:
+        window = None
+    # a single row is exactly as long as the storage that is read
+    if cache.rows == 1 and not cache.static and window is None and (fresh == 1 or not causal):
+        return None
+    return score_bias(visible_positions(cache.lengths, fresh, stop, causal=causal, window=window), groups, dtype)
+
+
+def folded_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of ``[N, Hq, n, d]`` queries whose groups are folded into rows, so that keys are not repeated.
+
+    Args:
+        queries: ``[N, Hq, n, d]``.
+        keys: ``[N, Hkv, S, d]``.
+        values: ``[N, Hkv, S, d]``.
+        mask: ``[N, groups * n, S]`` additive scores of :func:`score_bias`, None where every query sees everything.
+        scale: Factor of the scores (default ``d ** -0.5``).
+        softcap: ``softcap * tanh(score / softcap)``, as Gemma 2 does.
+
+    Returns:
+        ``[N, Hq, n, d]``.
+    """
+    rows, heads, fresh, width = queries.shape
+    groups = heads // keys.shape[1]
+    folded = queries.reshape(rows, heads // groups, groups * fresh, width)
+    bias = None if mask is None else mask[:, None]
+    if softcap is None:
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
+    else:
+        scores = folded @ keys.transpose(-1, -2) * (scale if scale is not None else width**-0.5)
+        scores = softcap * torch.tanh(scores / softcap)
+        scores = scores if bias is None else scores + bias
+        out = scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+    return out.reshape(rows, heads, fresh, width)
+
+
 def cached_attention(
     queries: Tensor,
     keys: Tensor,
@@ -78,16 +147,7 @@ def cached_attention(
     Returns:
         ``[N, Hq, n, d]``.
     """
-    rows, heads, fresh, width = queries.shape
-    groups = heads // keys.shape[1]
     if mask is None:
-        seen = visible_positions(lengths, fresh, keys.shape[2], causal=causal, window=window)
-        mask = score_bias(seen, groups, queries.dtype)
-    folded = queries.reshape(rows, heads // groups, groups * fresh, width)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask[:, None], scale=scale)
-    else:
-        scores = folded @ keys.transpose(-1, -2) * (scale if scale is not None else width**-0.5)
-        scores = softcap * torch.tanh(scores / softcap)
-        out = (scores + mask[:, None]).softmax(-1, dtype=torch.float32).to(values.dtype) @ values
-    return out.reshape(rows, heads, fresh, width)
+        seen = visible_positions(lengths, queries.shape[2], keys.shape[2], causal=causal, window=window)
+        mask = score_bias(seen, queries.shape[1] // keys.shape[1], queries.dtype)
+    return folded_attention(queries, keys, values, mask, scale=scale, softcap=softcap)

@@ -23,7 +23,10 @@ class KeyValueCache:
 
     Attributes:
         lengths: ``[N]`` int64, committed positions of each row.
-        extent: Host-side upper bound of ``lengths``, kept so that no device has to be asked for it.
+        extent: Host-side upper bound of ``lengths``, kept so that no device has to be asked for it; exact for a
+            single row.
+        static: Whether reads cover the whole capacity and writes go where the device says, whatever the extent, as
+            a captured CUDA graph needs it.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class KeyValueCache:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.capacity = capacity
         self.extent = 0
+        self.static = False
         self._rows = torch.arange(rows, device=device)
 
     @property
@@ -79,13 +83,22 @@ class KeyValueCache:
                     f"layer {layer} writes [N, heads, n, head_dim] = {tuple(fresh.shape)}, but the cache holds "
                     f"{stored[0]} rows of {stored[1]} heads of width {stored[3]}"
                 )
+        if self.rows == 1 and not self.static:  # a plain copy, several times faster than a scatter
+            stop = self.extent + count
+            self.keys[layer][:, :, self.extent : stop] = keys
+            self.values[layer][:, :, self.extent : stop] = values
+            return
         where = self.positions(count) if where is None else where
         self.keys[layer][self._rows[:, None], :, where] = keys.transpose(1, 2).to(self.keys[layer].dtype)
         self.values[layer][self._rows[:, None], :, where] = values.transpose(1, 2).to(self.values[layer].dtype)
 
+    def readable(self, count: int) -> int:
+        """Positions per row that :meth:`read` gives."""
+        return self.capacity if self.static else min(self.extent + count, self.capacity)
+
     def read(self, layer: int, count: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values up to the longest row plus ``count`` fresh positions."""
-        stop = min(self.extent + count, self.capacity)
+        stop = self.readable(count)
         return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
 
     def advance(self, counts: Tensor | int, extent: int | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from specdraft.attention import cached_attention
+from specdraft.attention import decoding_mask, folded_attention
 from specdraft.cache import KeyValueCache
 from specdraft.drafters.automatic_attention import AutomaticAttention
 from specdraft.drafters.base import Drafter
@@ -199,10 +199,11 @@ class DFlash(Drafter):
     @override
     def extend(self, features: Tensor, cache: KeyValueCache) -> None:
         context = self.fuse(features)
-        rope = self.rope(cache.positions(features.shape[1]))
+        where = cache.positions(features.shape[1])
+        rope = self.rope(where)
         for index, layer in enumerate(self.layers):
             keys, values = layer.self_attn.keys_values(context, rope)  # type: ignore[union-attr, operator]
-            cache.write(index, keys.transpose(1, 2), values.transpose(1, 2))
+            cache.write(index, keys.transpose(1, 2), values.transpose(1, 2), where)
 
     @override
     def draft(self, embeds: Tensor, cache: KeyValueCache) -> Tensor:
@@ -212,18 +213,18 @@ class DFlash(Drafter):
                 "the block that the drafter was trained for"
             )
         count = embeds.shape[1]
-        rope = self.rope(cache.positions(count))
+        where = cache.positions(count)
+        rope = self.rope(where)
         hidden = embeds.to(self.fc.weight.dtype)
+        groups = self.num_attention_heads // self.num_key_value_heads
+        dtype = cache.keys[0].dtype
+        mask = decoding_mask(cache, count, groups, dtype, causal=self.causal, window=self.sliding_window)
         for index, layer in enumerate(self.layers):
 
             def attend(queries: Tensor, own: KeysValues, past: KeysValues | None, index: int = index) -> Tensor:
-                cache.write(index, own[0].transpose(1, 2), own[1].transpose(1, 2))
+                cache.write(index, own[0].transpose(1, 2), own[1].transpose(1, 2), where)
                 keys, values = cache.read(index, count)
-                queries = queries.transpose(1, 2).to(keys.dtype)
-                out = cached_attention(
-                    queries, keys, values, cache.lengths, causal=self.causal, window=self.sliding_window
-                )
-                return out.transpose(1, 2)
+                return folded_attention(queries.transpose(1, 2).to(dtype), keys, values, mask).transpose(1, 2)
 
             hidden = layer(hidden, rope, attend)
         return self.norm(hidden)

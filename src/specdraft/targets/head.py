@@ -21,6 +21,7 @@ class FrozenHead:
         multiplier: Factor of the logits (Cohere's ``logit_scale``, 1 / Granite's ``logits_scaling``).
         token_ids: ``[D]`` int64, strictly increasing target id of each row, or None for the whole vocabulary.
         vocab_size: V, needed with ``token_ids``.
+        pack: Whether decoding may use a packed copy of the weight.
 
     Raises:
         ValueError: If shapes do not fit, or ``token_ids`` are out of range, unsorted or named twice.
@@ -35,6 +36,7 @@ class FrozenHead:
         multiplier: float = 1.0,
         token_ids: Tensor | None = None,
         vocab_size: int | None = None,
+        pack: bool = True,
     ) -> None:
         if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
             raise ValueError(f"weight must be [D, H] and bias [D], got {tuple(weight.shape)}, {_shape(bias)}")
@@ -53,7 +55,8 @@ class FrozenHead:
             self.token_ids = _checked(token_ids, self.vocab_size, weight.shape[0]).to(weight.device)
             self._rows = torch.full((self.vocab_size,), -1, dtype=torch.int64, device=weight.device)
             self._rows[self.token_ids] = torch.arange(weight.shape[0], device=weight.device)
-        self._product = PackedWeight(self.weight, self.bias, batch_hint=8)
+        self._pack = pack
+        self._product = PackedWeight(self.weight, self.bias, pack=pack)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map ``[..., H]`` to logits ``[..., D]``; differentiable in ``hidden``."""
@@ -91,6 +94,7 @@ class FrozenHead:
             multiplier=self.multiplier,
             token_ids=ids,
             vocab_size=self.vocab_size,
+            pack=self._pack,
         )
 
     def to(self, device: torch.device | str) -> FrozenHead:
@@ -102,6 +106,7 @@ class FrozenHead:
             multiplier=self.multiplier,
             token_ids=self.token_ids,
             vocab_size=self.vocab_size,
+            pack=self._pack,
         )
 
 

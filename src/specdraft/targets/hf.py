@@ -13,7 +13,8 @@ from specdraft.targets.bridge import ATTENTION_NAME, CacheBridge, Pass, running,
 from specdraft.targets.describe import describe
 from specdraft.targets.families import decoder_layers, embedding_multiplier, logit_multiplier, logit_softcap
 from specdraft.targets.head import FrozenHead
-from specdraft.targets.packing import FEWEST_ROWS, pack_linears, unpack_linears
+from specdraft.targets.lean import LeanDecoder
+from specdraft.targets.packing import pack_linears, unpack_linears
 from specdraft.types import TargetOutput
 
 
@@ -29,8 +30,7 @@ class HFTarget:
         taps: Ids of the tapped layers, a number of evenly spaced ones, or None for five.
         mask_token_id: Existing embedding row for undrafted slots, or None for the last one.
         attention: Kernel of :meth:`features`: ``auto`` and ``sdpa`` are fused, ``eager`` is a slow reference.
-        pack: ``auto`` packs linear layers where it pays (fp32 on the CPU, 3 to 64 rows), ``always`` also for one and
-            two rows, so that results do not depend on the number of rows, ``never`` not at all.
+        pack: Multiply few rows with packed copies of the weights in fp32 on the CPU: much faster, twice the memory.
         tokenizer: The tokenizer that belongs to the model, or None when nothing needs one.
 
     Raises:
@@ -45,19 +45,18 @@ class HFTarget:
         taps: list[int] | tuple[int, ...] | int | None = None,
         mask_token_id: int | None = None,
         attention: Literal["auto", "sdpa", "eager"] = "auto",
-        pack: Literal["auto", "always", "never"] = "auto",
+        pack: bool = True,
         tokenizer: Any | None = None,
     ) -> None:
         if attention not in ("auto", "sdpa", "eager"):
             raise ValueError(f"attention {attention!r} is unknown; use auto, sdpa or eager")
-        if pack not in ("auto", "always", "never"):
-            raise ValueError(f"pack {pack!r} is unknown; use auto, always or never")
         self.model = model.eval().requires_grad_(False)
         self.config = model.config.get_text_config()
         self._decoder = model.get_decoder()
         self._explicit = attention == "eager"
         self._pack = pack
         self._tokenizer = tokenizer
+        self._lean: LeanDecoder | None = None
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"
         model.set_attn_implementation(ATTENTION_NAME)
@@ -71,7 +70,7 @@ class HFTarget:
         self.head = self._new_head()
         rows = self.embedding_rows
         self.spec = describe(self.config, name, taps, mask_token_id, rows=rows, vocab_size=self.head.vocab_size)
-        self._pack_if_it_pays()
+        self._prepare_decoding()
 
     def _new_head(self) -> FrozenHead:
         output = self.model.get_output_embeddings()
@@ -80,6 +79,7 @@ class HFTarget:
             bias=getattr(output, "bias", None),
             softcap=logit_softcap(self.config),
             multiplier=logit_multiplier(self.config),
+            pack=self._pack,
         )
 
     @property
@@ -133,12 +133,15 @@ class HFTarget:
             unpack_linears(self.model)
             self.model.to(device)
             self.head = self._new_head()
-            self._pack_if_it_pays()
+            self._prepare_decoding()
         return self
 
-    def _pack_if_it_pays(self) -> None:
-        if self._pack != "never":
-            pack_linears(self._decoder, 1 if self._pack == "always" else FEWEST_ROWS)
+    def _prepare_decoding(self) -> None:
+        """Fuse and pack the weights for cached forwards, as far as family, device and dtype allow."""
+        if LeanDecoder.fits(self._decoder, self.config):
+            self._lean = LeanDecoder(self._decoder, self.config, pack=self._pack)
+        elif self._pack:
+            pack_linears(self._decoder)
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
@@ -174,6 +177,10 @@ class HFTarget:
         if cache.rows != rows:
             raise ValueError(f"{rows} rows of tokens do not fit a cache of {cache.rows} rows")
         taps = frozenset(self.spec.taps) if features else frozenset()
+        if self._lean is not None:
+            with self._own_precision():
+                hidden, outputs = self._lean(input_ids, cache, taps)
+            return TargetOutput(hidden, self._concatenated(outputs) if features else None)
         where = cache.positions(fresh)
         with running(Pass(taps, cache=cache, fresh=fresh)) as current, self._own_precision():
             out = self._decoder(
@@ -182,7 +189,7 @@ class HFTarget:
                 use_cache=True,
                 **{self._cache_keyword: CacheBridge(cache, where)},
             )
-        return TargetOutput(out.last_hidden_state, self._concatenated(current) if features else None)
+        return TargetOutput(out.last_hidden_state, self._concatenated(current.outputs) if features else None)
 
     @torch.no_grad()
     def features(
@@ -219,14 +226,14 @@ class HFTarget:
         hidden = None
         with running(current), self._own_precision():
             hidden = self._decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return TargetOutput(hidden, self._concatenated(current))
+        return TargetOutput(hidden, self._concatenated(current.outputs))
 
     def _own_precision(self) -> torch.autocast:
         """The target computes in its own dtype, whatever the precision of the training around it."""
         return torch.autocast(self.device.type, enabled=False)
 
-    def _concatenated(self, current: Pass) -> Tensor:
-        return torch.cat([current.outputs[tap] for tap in self.spec.taps], -1)
+    def _concatenated(self, outputs: dict[int, Tensor]) -> Tensor:
+        return torch.cat([outputs[tap] for tap in self.spec.taps], -1)
 
 
 def _restarting(document_ids: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def load_target(
     taps: list[int] | int | None = None,
     mask_token_id: int | None = None,
     device: torch.device | str = "cpu",
-    pack: Literal["auto", "always", "never"] = "auto",
+    pack: bool = True,
 ) -> HFTarget:
     """Load a frozen target and check once, on four tokens, that it reproduces the model's own logits.
 
@@ -37,7 +37,7 @@ def load_target(
         mask_token_id: Embedding row of undrafted slots, or None for the rule of
             :func:`specdraft.targets.mask_token.pick_mask_token`.
         device: Where the weights go.
-        pack: Packed linear layers on the CPU: ``auto`` where they pay, ``always`` for every number of rows, ``never``.
+        pack: Decode with packed copies of the weights in fp32 on the CPU: much faster, twice the memory.
 
     Raises:
         FileNotFoundError: If there is no such model.

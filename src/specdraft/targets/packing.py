@@ -1,18 +1,22 @@
 """Frozen linear layers in oneDNN's blocked layout, which is faster for the few rows of a verification round.
 
-The layout pays between 3 and 64 rows in fp32 on the CPU. One or two rows (autoregressive steps) are faster as a plain
-product, and so they stay plain by default: a baseline must not be slowed down by what speeds up the verification.
+In fp32 on the CPU the layout pays from a single row on (an autoregressive step), so that the baseline and the
+verification take the same path and results do not depend on the number of rows. It costs a copy of the weights, which
+is made by the first decoding loop: outside of inference mode (training, loading) the product is the plain one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-# rows where the packed product wins; outside of it the plain one is as fast or faster
-FEWEST_ROWS, MOST_ROWS = 3, 64
+# rows that oneDNN chooses the blocking for; 64 served 1 to 256 rows best
+BATCH_HINT = 64
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -27,37 +31,28 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class PackedWeight:
-    """A frozen weight with its blocked copy, made on first use; plain where the blocked layout does not pay.
+    """A frozen weight with its blocked copy, made by the first decoding loop; plain elsewhere.
 
     The copy is not refreshed: ``weight`` must never change afterwards.
 
     Args:
         weight: ``[out, in]`` frozen weight.
         bias: ``[out]`` or None.
-        batch_hint: Rows that oneDNN chooses the blocking for.
-        fewest_rows: Rows from which on the blocked copy is used; 1 makes results independent of the number of rows.
+        pack: Whether a copy may be made at all.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, batch_hint: int = 64, fewest_rows: int = FEWEST_ROWS
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
         self.weight = weight
         self.bias = bias
-        self.batch_hint = batch_hint
-        self.fewest_rows = fewest_rows
         self._packed: Tensor | None = None
-        self._packable = can_pack(weight)
+        self._packable = pack and can_pack(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``; differentiable in ``x`` (the plain product is taken then)."""
-        rows = x.numel() // x.shape[-1]
-        few = self._packable and self.fewest_rows <= rows <= MOST_ROWS and x.dtype == torch.float32
-        if not few or (torch.is_grad_enabled() and x.requires_grad):
+        """``[..., in]`` to ``[..., out]``; differentiable in ``x`` outside of inference mode."""
+        if not self._packable or not torch.is_inference_mode_enabled() or x.dtype != torch.float32:
             return F.linear(x, self.weight, self.bias)
         if self._packed is None:
-            with torch.inference_mode(False):
-                plain = self.weight.detach().contiguous()
-                self._packed = torch.ops.mkldnn._reorder_linear_weight(plain, self.batch_hint)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), BATCH_HINT)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
@@ -66,14 +61,13 @@ class PackedLinear(nn.Module):
 
     Args:
         linear: The layer to stand in for.
-        fewest_rows: See :class:`PackedWeight`.
     """
 
-    def __init__(self, linear: nn.Linear, fewest_rows: int = FEWEST_ROWS) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self._product = PackedWeight(linear.weight, linear.bias, fewest_rows=fewest_rows)
+        self._product = PackedWeight(linear.weight, linear.bias)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +76,7 @@ class PackedLinear(nn.Module):
         return self._product(x)
 
 
-def pack_linears(module: nn.Module, fewest_rows: int = FEWEST_ROWS) -> int:
+def pack_linears(module: nn.Module) -> int:
     """Replace every plain fp32 CPU ``nn.Linear`` below ``module`` and return how many there were.
 
     Subclasses (quantised or adapted layers) stay as they are.
@@ -91,9 +85,23 @@ def pack_linears(module: nn.Module, fewest_rows: int = FEWEST_ROWS) -> int:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and can_pack(child.weight):
-                setattr(parent, name, PackedLinear(child, fewest_rows))
+                setattr(parent, name, PackedLinear(child))
                 replaced += 1
     return replaced
+
+
+@contextmanager
+def packed_linears(module: nn.Module) -> Iterator[None]:
+    """Decode with packed copies of the weights of a module that is trained elsewhere; does nothing off the CPU.
+
+    Args:
+        module: Drafter or corrector, whose weights must not change within the block.
+    """
+    pack_linears(module)
+    try:
+        yield
+    finally:
+        unpack_linears(module)
 
 
 def unpack_linears(module: nn.Module) -> int:

@@ -43,7 +43,7 @@ def verify_target(target: HFTarget, logits: Tensor, embeds: Tensor) -> None:
     ids = probe_ids(target.embedding_rows, target.device)
     cache = target.new_cache(1, _TOKENS)
     logits_here = []
-    for part in ids.split(2, 1):  # two rows at a time stay below what PackedWeight packs, so that loading stays quick
+    for part in ids.split(2, 1):
         hidden = target.forward(part, cache, features=False).hidden
         assert hidden is not None  # a cached forward always runs to the end
         logits_here.append(target.head(hidden))

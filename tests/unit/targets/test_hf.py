@@ -126,6 +126,41 @@ def test_cached_forward_over_ragged_rows_equals_whole_forward(pair):
         torch.testing.assert_close(out.features[row], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_lean_forward_equals_the_modules(family):
+    lean, modules = (HFTarget(build(family, "eager"), name="x", taps=TAPS) for _ in range(2))
+    assert (lean._lean is not None) == (family in ("llama", "qwen2", "qwen3"))
+    modules._lean = None
+    tokens = ids(3, 24)
+    for lengths in ([11], [11, 3, 7]):
+        outs = []
+        for target in (lean, modules):
+            cache = prefill(target, tokens[: len(lengths)], lengths)
+            block = torch.stack([tokens[row, n : n + 5] for row, n in enumerate(lengths)])
+            with torch.inference_mode():
+                outs.append([target.forward(block, cache), target.forward(block[:, :1], cache)])
+        for mine, reference in zip(*outs, strict=True):
+            torch.testing.assert_close(mine.hidden, reference.hidden, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(mine.features, reference.features, atol=1e-4, rtol=1e-4)
+
+
+def test_lean_forward_shares_the_weights_of_the_modules():
+    target = HFTarget(build("llama", "eager"), name="x", taps=TAPS)
+    layer = target.model.model.layers[1]
+    fused = target._lean._layers[1].qkv.weight
+    assert layer.self_attn.q_proj.weight.data_ptr() == fused.data_ptr()
+    assert layer.self_attn.v_proj.weight.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
+    fused.zero_()
+    assert int(layer.self_attn.k_proj.weight.count_nonzero()) == 0
+
+
+def test_other_shapes_of_a_family_run_their_own_modules():
+    dynamic = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    gelu = LlamaConfig(**SIZES, hidden_act="gelu")
+    for config in (dynamic, gelu):
+        assert HFTarget(AutoModelForCausalLM.from_config(config), name="x", taps=TAPS)._lean is None
+
+
 def test_rejected_tokens_leave_no_trace(pair):
     _, target = pair
     tokens = ids(2, 20)

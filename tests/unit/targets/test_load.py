@@ -158,7 +158,6 @@ def test_bad_options(tmp_path):
     for options, message in [
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"attention": "flash"}, "attention 'flash'"),
-        ({"pack": "yes"}, "pack 'yes'"),
         ({"taps": [3]}, "tap 3 is out of range"),
         ({"taps": 4}, "4 distinct taps do not fit"),
         ({"mask_token_id": 64}, "mask_token_id 64"),

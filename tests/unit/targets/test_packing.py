@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdraft.targets.packing import PackedLinear, PackedWeight, can_pack, pack_linears, unpack_linears
+from specdraft.targets.packing import PackedLinear, PackedWeight, can_pack, pack_linears, packed_linears, unpack_linears
 
 needs_onednn = pytest.mark.skipif(not can_pack(torch.ones(2, 2)), reason="this build of torch has no oneDNN packing")
 
@@ -19,29 +19,36 @@ def frozen(bias=True, in_features=24, out_features=40):
 @pytest.mark.parametrize("shape", [(1, 24), (3, 24), (2, 7, 24), (200, 24)])
 def test_equals_plain_linear(bias, shape):
     linear, x = frozen(bias), torch.randn(shape)
-    with torch.no_grad():
-        got = PackedLinear(linear)(x)
+    layer = PackedLinear(linear)
+    with torch.inference_mode():
+        got = layer(x)
+    assert layer._product._packed is not None
     torch.testing.assert_close(got, linear(x), atol=1e-5, rtol=1e-5)
 
 
 @needs_onednn
-def test_packs_only_where_it_pays():
-    linear = frozen()
-    product = PackedWeight(linear.weight)
-    product(torch.randn(1, 24))
-    product(torch.randn(2, 24))
-    product(torch.randn(100, 24))
+def test_packs_in_decoding_loops_only():
+    linear, x = frozen(in_features=576, out_features=192), torch.randn(17, 576)
+    product, plain = PackedWeight(linear.weight), PackedWeight(linear.weight, pack=False)
+    with torch.no_grad():
+        product(x)
     assert product._packed is None
-    product(torch.randn(3, 24))
+    with torch.inference_mode():
+        torch.testing.assert_close(product(x)[:1], product(x[:1]), atol=1e-6, rtol=0)
+        plain(x)
     assert product._packed is not None
+    assert plain._packed is None
 
 
 @needs_onednn
-def test_always_does_not_depend_on_the_number_of_rows():
-    linear, x = frozen(in_features=576, out_features=192), torch.randn(17, 576)
-    product = PackedWeight(linear.weight, fewest_rows=1)
-    torch.testing.assert_close(product(x)[:1], product(x[:1]), atol=1e-6, rtol=0)
-    assert product._packed is not None
+def test_a_trained_module_is_packed_for_a_while():
+    model, x = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 3)), torch.randn(5, 24)
+    expected, parameters = model(x), list(model.parameters())
+    with packed_linears(model), torch.inference_mode():
+        torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+        assert isinstance(model[0], PackedLinear)
+    assert [type(layer) for layer in model] == [nn.Linear, nn.SiLU, nn.Linear]
+    assert all(a is b and a.requires_grad for a, b in zip(model.parameters(), parameters, strict=True))
 
 
 @needs_onednn
