@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart test lint clean
+.PHONY: install quickstart test lint benchmarks clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# ratios of decoding and training, written to benchmarks/RESULTS.md; CHECKPOINT=... takes a trained drafter
+benchmarks: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
 
 from specdraft.decoding import DecodeResult, OnFinish, Request, RequestResult, SamplingParams
 from specdraft.targets import load_model
@@ -28,6 +29,7 @@ class HFGenerate:
     def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
         name: Any = str(dtype).removeprefix("torch.")
         self.model, _ = load_model(path, dtype=name, device=device)
+        self.model.generation_config = GenerationConfig()  # the model's own stops and penalties are not asked for
         self.device = device
 
     def decode(
@@ -52,8 +54,6 @@ class HFGenerate:
         return done
 
     def _batch(self, requests: list[Request], params: SamplingParams, done: DecodeResult) -> list[RequestResult]:
-        from transformers import GenerationConfig, StoppingCriteriaList
-
         prompts = [torch.as_tensor(request.prompt_ids) for request in requests]
         longest, limit = max(map(len, prompts)), max(request.max_new_tokens for request in requests)
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
@@ -70,7 +70,6 @@ class HFGenerate:
             max_new_tokens=limit,
             eos_token_id=stops or None,
             pad_token_id=stops[0] if stops else 0,
-            repetition_penalty=1.0,
             **sampling,
         )
         watch = _Watch()

@@ -1,0 +1,244 @@
+"""Ratios of the decoding engine, each from alternating runs: baseline, verification, round, correctors, vocabulary.
+
+    python benchmarks/decoding.py                                   # an untrained drafter: times do not depend on it
+    python benchmarks/decoding.py --checkpoint runs/.../best.ckpt   # also the effect of its draft vocabulary
+
+Prints Markdown. Greedy, fixed prompts and seeds; on the CPU in fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import interleaved, machine, table
+
+import specdraft.correctors
+from specdraft.bench.hf_generate import HFGenerate
+from specdraft.commands import encode_prompt, load_module
+from specdraft.correctors import NoCorrector
+from specdraft.data.prompts import build_prompts
+from specdraft.decoding import DecodeResult, Request, autoregressive_decode, speculative_decode, verify_greedy
+from specdraft.drafters import DFlash, Drafter
+from specdraft.targets import HFTarget, load_target
+from specdraft.targets.packing import packed_linears
+
+
+def requests_of(target: HFTarget, count: int, tokens: int, stop: bool = False) -> list[Request]:
+    """Held-out prompts; without stops every request runs to its limit, so that batches stay full."""
+    stops = target.stop_token_ids if stop else ()
+    return [
+        Request(encode_prompt(target.tokenizer, row.prompt), tokens, stops) for row in build_prompts("heldout")[:count]
+    ]
+
+
+def autoregressive_against_generate(target: HFTarget, options: argparse.Namespace) -> list[str]:
+    """Engine AR against ``transformers.generate`` on the same prompts (D1), and concurrency 8 against 1 (D3)."""
+    plain = HFGenerate(target.spec.name, target.dtype, target.device)
+    rows: list[list[object]] = []
+    rates: dict[int, float] = {}
+    for batch in options.batches:
+        requests = requests_of(target, batch, options.tokens)
+        best: dict[str, tuple[float, DecodeResult]] = {}
+        calls: dict[str, Callable[[], DecodeResult]] = {
+            "engine": lambda requests=requests, batch=batch: autoregressive_decode(  # type: ignore[misc]
+                target, requests, concurrency=batch
+            ),
+            "generate": lambda requests=requests, batch=batch: plain.decode(  # type: ignore[misc]
+                requests, concurrency=batch
+            ),
+        }
+        autoregressive_decode(target, requests_of(target, batch, 4), concurrency=batch)
+        for _ in range(options.repeats):
+            for name, call in calls.items():
+                began = time.perf_counter()
+                out = call()
+                took = time.perf_counter() - began
+                if name not in best or took < best[name][0]:
+                    best[name] = (took, out)
+        (mine, ours), (theirs, reference) = best["engine"], best["generate"]
+        same = sum(a.tokens == b.tokens for a, b in zip(ours.results, reference.results, strict=True))
+        rates[batch] = ours.tokens_per_second
+        whole = (ours.emitted / mine, reference.emitted / theirs, theirs / mine)
+        decode = ours.tokens_per_second / reference.tokens_per_second
+        rows.append([batch, *whole, decode, f"{same} of {batch}"])
+    heads = ["batch", "engine tokens/s", "generate tokens/s", "ratio", "ratio without prefill", "equal outputs"]
+    out = [f"### AR against transformers.generate, {options.tokens} new tokens", "", *table(heads, rows)]
+    if {1, 8} <= rates.keys():
+        out += ["", f"AR at concurrency 8 gives {rates[8] / rates[1]:.2f} times the tokens/s of concurrency 1."]
+    return out
+
+
+@torch.inference_mode()
+def verification(target: HFTarget, context: int) -> list[str]:
+    """Cost of a forward with head over 1 to 16 rows (D1b)."""
+    ids = torch.randint(target.spec.vocab_size, (1, context + 16), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(target.device)
+    cache = target.new_cache(1, context + 16)
+    target.forward(ids[:, :context], cache, features=False)
+    cache.advance(context, extent=context)
+
+    def step(count: int) -> None:
+        out = target.forward(ids[:, context : context + count], cache, features=count > 1)
+        assert out.hidden is not None
+        target.head(out.hidden).argmax(-1)
+
+    counts = (1, 2, 4, 8, 16)
+    seconds = interleaved({str(n): lambda n=n: step(n) for n in counts}, device=target.device)  # type: ignore[misc]
+    rows = [[n, 1e3 * seconds[str(n)], seconds[str(n)] / seconds["1"]] for n in counts]
+    return [f"### Verifying n rows at context {context}, batch 1", "", *table(["rows", "ms", "against 1 row"], rows)]
+
+
+@torch.inference_mode()
+def speculative_round(
+    target: HFTarget, drafter: Drafter, corrector: Any, head: Any, batch: int, context: int
+) -> list[object]:
+    """Latency of a round in the loop against its model calls timed bare at the same shapes (D2)."""
+    rounds = 24
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(target.spec.vocab_size, (batch, context), generator=generator)
+    # an untrained drafter is hardly ever right, so that a round emits about one token and contexts hardly grow
+    requests = [Request(prompt, rounds) for prompt in prompts]
+    mask_id = target.spec.mask_token_id
+    block, first = drafter.block_size, drafter.first_slot
+    cache, past = target.new_cache(batch, context + 64), drafter.new_cache(batch, context + 64)
+    out = target.forward(prompts.to(target.device), cache)
+    drafter.extend(out.features, past)  # type: ignore[arg-type]
+    for held in (cache, past):
+        held.advance(torch.full((batch,), context, device=target.device), extent=context)
+    ids = torch.full((batch, block), mask_id, device=target.device)
+    anchor = ids[:, 0]
+    hidden = drafter.draft(target.embed(ids), past)[:, first:]
+    logits = head(hidden.to(head.weight.dtype))
+    tokens = corrector.propose(hidden, logits, anchor, 0.0, None, head).tokens
+    checked = torch.cat([anchor[:, None], tokens], 1)
+    verified = target.forward(checked, cache)
+
+    def draft() -> None:
+        head(drafter.draft(target.embed(ids), past)[:, first:].to(head.weight.dtype))
+
+    def verify() -> None:
+        found = target.forward(checked, cache)
+        assert found.hidden is not None
+        verify_greedy(target.head(found.hidden), tokens)
+
+    latencies: list[float] = []
+
+    def loop() -> None:
+        done = speculative_decode(target, drafter, corrector, head, requests, mask_token_id=mask_id, concurrency=batch)
+        latencies.append(done.decode_seconds / done.steps)
+
+    loop()
+    latencies.clear()
+    bare: dict[str, list[float]] = {}
+    for _ in range(3):
+        loop()
+        calls = {
+            "draft": draft,
+            "extend": lambda: drafter.extend(verified.features, past),  # type: ignore[arg-type]
+            "correct": lambda: corrector.propose(hidden, logits, anchor, 0.0, None, head),
+            "verify": verify,
+        }
+        for name, value in interleaved(calls, repeats=8, device=target.device).items():
+            bare.setdefault(name, []).append(value)
+    parts = {name: min(values) for name, values in bare.items()}
+    total, latency = sum(parts.values()), min(latencies)
+    ms = [1e3 * parts[name] for name in ("draft", "extend", "correct", "verify")]
+    return [batch, *ms, 1e3 * total, 1e3 * latency, latency / total]
+
+
+@torch.inference_mode()
+def correctors(target: HFTarget, drafter: Drafter, head: Any) -> list[str]:
+    """Cost of one call of every corrector that is built from the spec alone, against a draft of the same shapes."""
+    spec, block = target.spec, drafter.block_size
+    rows: list[list[object]] = []
+    for batch in (1, 8):
+        past = drafter.new_cache(batch, 300)
+        past.advance(torch.full((batch,), 256, device=target.device), extent=256)
+        ids = torch.full((batch, block), spec.mask_token_id, device=target.device)
+        hidden = drafter.draft(target.embed(ids), past)[:, drafter.first_slot :]
+        logits = head(hidden.to(head.weight.dtype))
+        calls: dict[str, Callable[[], Any]] = {"draft": lambda: head(drafter.draft(target.embed(ids), past))}  # noqa: B023
+        for name in specdraft.correctors.__all__:
+            kind = getattr(specdraft.correctors, name)
+            if inspect.isabstract(kind):
+                continue
+            try:
+                corrector = kind(spec).to(target.device).eval()
+                corrector.propose(hidden, logits, ids[:, 0], 0.0, None, head)
+            except Exception as error:  # one that needs more than the spec is no reason to stop
+                print(f"<!-- {name} left out: {error} -->")
+                continue
+            calls[name] = lambda c=corrector, h=hidden, x=logits, a=ids[:, 0]: c.propose(  # type: ignore[misc]
+                h, x, a, 0.0, None, head
+            )
+        seconds = interleaved(calls, device=target.device)
+        rows += [[batch, name, 1e3 * value, value / seconds["draft"]] for name, value in seconds.items()]
+    return ["### Correctors", "", *table(["batch", "call", "ms", "against the draft"], rows)]
+
+
+def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
+    """A checkpoint with its draft vocabulary and with the whole head (D5)."""
+    target = module.target
+    requests = requests_of(target, options.prompts, 64, stop=True)
+    plain = [r.tokens for r in autoregressive_decode(target, requests, concurrency=1).results]
+    rows: list[list[object]] = []
+    for head in (target.head, module.draft_head):
+        done = speculative_decode(
+            *(target, module.drafter, module.corrector, head, requests), mask_token_id=target.spec.mask_token_id
+        )
+        same = sum(a.tokens == b for a, b in zip(done.results, plain, strict=True))
+        draft = 1e3 * done.timing.draft / done.steps
+        rows.append([head.weight.shape[0], done.mat, draft, done.tokens_per_second, f"{same} of {len(plain)}"])
+    heads = ["draft vocabulary", "MAT", "draft ms per round", "tokens/s", "equal to AR"]
+    return ["### Draft vocabulary, batch 1", "", *table(heads, rows)]
+
+
+def report(options: argparse.Namespace) -> list[str]:
+    """All sections."""
+    if options.checkpoint:
+        module = load_module(options.checkpoint)
+        target, drafter = module.target, module.drafter
+        corrector: Any = module.corrector
+        head: Any = module.draft_head
+    else:
+        module = None
+        target = load_target(options.target, device="cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(0)
+        drafter = DFlash(target.spec, num_layers=2, block_size=8, tap_norm=True).to(target.device).eval()
+        corrector = NoCorrector(target.spec)
+        head = target.head.reduce(torch.arange(min(8192, target.spec.vocab_size), device=target.device))
+    out = [*autoregressive_against_generate(target, options), "", *verification(target, options.context), ""]
+    with packed_linears(drafter):
+        rows = [speculative_round(target, drafter, corrector, head, batch, options.context) for batch in (1, 8)]
+        heads = ["batch", "draft", "extend", "correct", "verify", "sum", "round", "round / sum"]
+        out += ["### A speculative round against its model calls, ms", "", *table(heads, rows), ""]
+        out += correctors(target, drafter, head)
+        if module is not None and module.draft_vocab_size:
+            out += ["", *draft_vocabulary(module, options)]
+    return out
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", help="a trained drafter; default: an untrained one for --target")
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompts", type=int, default=16, help="prompts for the draft vocabulary")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    print(machine(), "", *report(options), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

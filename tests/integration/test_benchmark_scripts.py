@@ -1,0 +1,24 @@
+"""The scripts of ``benchmarks/`` run and write what they promise; figures are not judged here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_results_are_written(tiny_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "RESULTS.md"
+    words = ["--target", tiny_target, "--batches", "1", "8", "--tokens=6", "--context=60", "--repeats=1"]
+    words += ["--conversations=1", "--length=24", "--anchors=2", "--steps=1", "--out", out]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, ROOT / "benchmarks/run.py", *map(str, words)], check=True, env=environment)
+    text = out.read_text()
+    assert "torch" in text.split("##")[0]
+    assert "| batch | engine tokens/s | generate tokens/s | ratio |" in text
+    assert "AR at concurrency 8" in text
+    for line in ("| 8 of 8 |", "| 16 | ", "| NoCorrector | ", "| naive | ", "| specdraft | ", "round / sum"):
+        assert line in text, line
