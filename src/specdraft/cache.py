@@ -26,7 +26,7 @@ class KeyValueCache:
         extent: Host-side upper bound of ``lengths``, kept so that no device has to be asked for it; exact for a
             single row.
         static: Whether reads cover the whole capacity and writes go where the device says, whatever the extent, as
-            a captured CUDA graph needs it.
+            a captured CUDA graph needs it; lengths then move in place.
     """
 
     def __init__(
@@ -108,7 +108,10 @@ class KeyValueCache:
             counts: Positions to keep of those just written.
             extent: New host-side bound of the lengths; without it the device is asked, which synchronises.
         """
-        self.lengths = self.lengths + counts
+        if self.static:
+            self.lengths += counts
+        else:
+            self.lengths = self.lengths + counts
         self.extent = int(self.lengths.max()) if extent is None else extent
 
     def select(self, rows: Tensor) -> None:
@@ -124,5 +127,8 @@ class KeyValueCache:
         stop = other.extent
         for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
             mine[rows, :, :stop] = theirs[:, :, :stop].to(mine.dtype)
-        self.lengths = self.lengths.index_copy(0, rows, other.lengths)
+        if self.static:
+            self.lengths.index_copy_(0, rows, other.lengths)
+        else:
+            self.lengths = self.lengths.index_copy(0, rows, other.lengths)
         self.extent = int(self.lengths.max())

@@ -26,6 +26,7 @@ from specdraft.decoding import (
 )
 from specdraft.module import DraftingModule
 from specdraft.targets import load_target
+from specdraft.targets.packing import pack_linears
 
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
 
@@ -47,6 +48,8 @@ def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
     module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
     module.to(device).eval()
     module.target.to(torch.device(device))
+    for part in (module.drafter, module.corrector):
+        pack_linears(part)  # never trained from here on, so that packed copies of the weights stay true
     return module
 
 

@@ -26,7 +26,6 @@ from specdraft.decoding import (
     speculative_decode,
 )
 from specdraft.module import DraftingModule
-from specdraft.targets.packing import pack_linears
 
 WARM_UP_TOKENS = 8
 
@@ -244,8 +243,6 @@ def _load(paths: list[str], device: str, dtype: str) -> dict[str, DraftingModule
         kind = module.target.dtype if dtype == "auto" else getattr(torch, dtype)
         module.drafter.to(kind)
         module.corrector.to(kind)
-        for part in (module.drafter, module.corrector):
-            pack_linears(part)  # nothing here trains them, so the packed copies stay true
         modules[path] = module
     return modules
 

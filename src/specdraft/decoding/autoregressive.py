@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from specdraft.decoding.graphs import Stage, aligned, capture, wanted
 from specdraft.decoding.prefill import prefill
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request
 from specdraft.decoding.sampling import SamplingParams, next_tokens
@@ -23,6 +24,7 @@ def autoregressive_decode(
     concurrency: int = 1,
     generator: torch.Generator | None = None,
     on_finish: OnFinish | None = None,
+    graphs: bool | None = None,
 ) -> DecodeResult:
     """Decode without drafts, ``concurrency`` requests at a time; a row that ends is refilled from the queue.
 
@@ -36,6 +38,7 @@ def autoregressive_decode(
         concurrency: Rows of the batch.
         generator: Source of randomness, on the target's device.
         on_finish: Called with index and result whenever a request ends.
+        graphs: Replay steps as a CUDA graph; None does so where it is possible (greedy, on CUDA).
 
     Returns:
         Results in the order of the requests. ``timing`` has one part, ``verify``.
@@ -48,7 +51,19 @@ def autoregressive_decode(
     done = DecodeResult(schedule.results)
     if not requests:
         return done
-    cache = target.new_cache(len(schedule.rows), schedule.longest + 1)
+    static = wanted(target, params, graphs)
+    capacity = schedule.longest + 1
+    cache = target.new_cache(len(schedule.rows), aligned(capacity) if static else capacity)
+    tokens = torch.zeros(len(schedule.rows), dtype=torch.int64, device=target.device)
+    replay: list[Stage] | None = None
+
+    def step() -> None:
+        out = target.forward(tokens[:, None], cache, features=False)
+        assert out.hidden is not None
+        tokens.copy_(next_tokens(target.head(out.hidden[:, -1]), params, generator))
+
+    if static:
+        replay = capture([step], [cache], target.device)
 
     def load(places: list[int], prompts: list[Tensor]) -> list[int]:
         first, filled, _ = prefill(target, prompts, params, generator)
@@ -57,25 +72,32 @@ def autoregressive_decode(
 
     began = perf_counter()
     changed = True
+    moves: Tensor | int = 1
     while True:
         if changed:
             start = perf_counter()
             schedule.refill(load)
             done.prefill_seconds += perf_counter() - start
-            if schedule.has_gaps:
-                kept = schedule.compact()
-                if not kept:
-                    break
-                cache.select(torch.tensor(kept, device=target.device))
-            tokens = schedule.anchors(target.device)
+            if not schedule.live:
+                break
+            if replay is not None:  # rows that ended stay, and do not move
+                moves = schedule.remaining(target.device).clamp_max(1)
+                tokens.copy_(schedule.anchors(target.device))
+            else:
+                if schedule.has_gaps:
+                    cache.select(torch.tensor(schedule.compact(), device=target.device))
+                tokens = schedule.anchors(target.device)
+            cache.extent = schedule.extent
             changed = False
-        out = target.forward(tokens[:, None], cache, features=False)
-        cache.advance(1, extent=cache.extent + 1)
-        assert out.hidden is not None
-        tokens = next_tokens(target.head(out.hidden[:, -1]), params, generator)
+        if replay is None:
+            step()
+        else:
+            replay[0]()
+        cache.advance(moves, extent=cache.extent + 1)
         done.steps += 1
         for place, token in enumerate(tokens.tolist()):
-            changed |= schedule.emit(place, [token], accepted=0)
+            if schedule.rows[place] is not None:
+                changed |= schedule.emit(place, [token], accepted=0)
     done.decode_seconds = perf_counter() - began - done.prefill_seconds
     done.timing = RoundTiming(verify=done.decode_seconds)
     return done

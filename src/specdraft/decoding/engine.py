@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from specdraft.cache import KeyValueCache
+from specdraft.decoding.graphs import Stage, aligned, capture, wanted
 from specdraft.decoding.prefill import prefill
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request
 from specdraft.decoding.sampling import SamplingParams, to_probs
@@ -33,6 +34,7 @@ def speculative_decode(
     rule: Rule = "token",
     generator: torch.Generator | None = None,
     on_finish: OnFinish | None = None,
+    graphs: bool | None = None,
 ) -> DecodeResult:
     """Decode with drafts, ``concurrency`` requests at a time; a row that ends is refilled from the queue.
 
@@ -52,6 +54,7 @@ def speculative_decode(
         rule: How sampled drafts are verified, ``token`` or ``block``.
         generator: Source of randomness, on the target's device.
         on_finish: Called with index and result whenever a request ends.
+        graphs: Replay rounds as CUDA graphs; None does so where it is possible (greedy, on CUDA).
 
     Returns:
         Results in the order of the requests, with the time of each part.
@@ -59,14 +62,19 @@ def speculative_decode(
     Raises:
         ValueError: If a request cannot be decoded, or the block does not fit the drafter.
     """
-    loop = _Loop(
-        target, drafter, corrector, head, mask_token_id, params or SamplingParams(), block_size, rule, generator
-    )
+    params = params or SamplingParams()
+    loop = _Loop(target, drafter, corrector, head, mask_token_id, params, block_size, rule, generator)
     schedule = Schedule(requests, target.spec, concurrency, on_finish)
     done = DecodeResult(schedule.results)
     if not requests:
         return done
-    caches = loop.new_caches(len(schedule.rows), schedule.longest + loop.drafts + 1)
+    static = wanted(target, params, graphs)
+    capacity = schedule.longest + loop.drafts + 1
+    caches = loop.new_caches(len(schedule.rows), aligned(capacity) if static else capacity)
+    state = _State.empty(schedule, target.device)
+    stages: list[Stage] | None = None
+    if static:
+        stages = capture(loop.stages(state, caches), caches, target.device)
     clock = RoundClock(target.device)
     began = perf_counter()
     changed = True
@@ -75,39 +83,76 @@ def speculative_decode(
             start = perf_counter()
             schedule.refill(lambda places, prompts: loop.load(caches, places, prompts))
             done.prefill_seconds += perf_counter() - start
-            if schedule.has_gaps:
-                kept = schedule.compact()
-                if not kept:
-                    break
+            if not schedule.live:
+                break
+            if stages is None and schedule.has_gaps:
+                kept = torch.tensor(schedule.compact(), device=target.device)
                 for cache in caches:
-                    cache.select(torch.tensor(kept, device=target.device))
-            state = loop.state(schedule)
-        packet = loop.round(state, caches, clock).tolist()  # the only synchronisation of a round
+                    cache.select(kept)
+                state = _State.empty(schedule, target.device)
+            state.load(schedule)
+        for part, stage in zip(PARTS, stages or loop.stages(state, caches), strict=True):
+            clock.start(part)
+            stage()
+        clock.start()
+        packet = state.packet.tolist()  # the only synchronisation of a round
         clock.read()
         done.steps += 1
-        lengths = [row.length + answer[-2] for row, answer in zip(schedule.live, packet, strict=True)]
-        for cache in caches:
-            cache.advance(state.kept, extent=max(lengths))
         changed = False
+        ended: list[tuple[int, list[int], int, int]] = []
+        extent = 0
         for place, (*tokens, kept_count, accepted) in enumerate(packet):
-            row = schedule.live_row(place)
+            row = schedule.rows[place]
+            if row is None:
+                continue
+            extent = max(extent, row.length + kept_count)
             # drafts behind a stop token inside the accepted prefix, or past the limit, had no chance to count
             drafted = kept_count - 1 if kept_count <= accepted else min(loop.drafts, row.remaining - 1)
-            changed |= schedule.emit(place, tokens[:kept_count], kept_count - 1, drafted)
+            ended.append((place, tokens[:kept_count], kept_count - 1, drafted))
+        for cache in caches:
+            cache.advance(state.kept, extent=extent)
+        for place, tokens, accepted, drafted in ended:
+            changed |= schedule.emit(place, tokens, accepted, drafted)
     done.decode_seconds = perf_counter() - began - done.prefill_seconds
     done.timing = clock.timing
     done.timing.host = max(0.0, done.decode_seconds - done.timing.total)
     return done
 
 
+# where the time of each stage is booked: what is written behind a verification is context of the drafter
+PARTS = ("draft", "correct", "verify", "draft")
+
+
 @dataclass
 class _State:
-    """Device side of the rows: anchor ``[N]``, tokens still to emit ``[N]``, stop ids ``[N, S]`` padded with -1."""
+    """Device side of the rows, in buffers that stay, and what a round leaves for its later stages.
+
+    Anchor ``[N]``, tokens still to emit ``[N]`` (0 in an empty row), stop ids ``[N, S]`` padded with -1; ``packet`` is
+    ``[N, K + 3]``: tokens, how many of them are kept, accepted length.
+    """
 
     anchor: Tensor
     remaining: Tensor
     stops: Tensor
-    kept: Tensor
+    hidden: Tensor = field(init=False)
+    logits: Tensor = field(init=False)
+    proposal: Proposal = field(init=False)
+    features: Tensor = field(init=False)
+    verdict: Verdict = field(init=False)
+    kept: Tensor = field(init=False)
+    packet: Tensor = field(init=False)
+
+    @classmethod
+    def empty(cls, schedule: Schedule, device: torch.device) -> _State:
+        zeros = torch.zeros(len(schedule.rows), dtype=torch.int64, device=device)
+        return cls(zeros, zeros.clone(), zeros.new_full((len(zeros), schedule.stop_width), -1))
+
+    def load(self, schedule: Schedule) -> None:
+        """Put what the host knows of the rows onto the device."""
+        device = self.anchor.device
+        self.anchor.copy_(schedule.anchors(device))
+        self.remaining.copy_(schedule.remaining(device))
+        self.stops.copy_(schedule.stops(device))
 
 
 class _Loop:
@@ -157,44 +202,51 @@ class _Loop:
             cache.insert(rows, fresh)
         return first.tolist()
 
-    def state(self, schedule: Schedule) -> _State:
-        """Put what the host knows of the rows onto the device."""
-        device = self.target.device
-        width = max(1, *(len(row.stops) for row in schedule.live))
-        stops = [[*row.stops, *[-1] * (width - len(row.stops))] for row in schedule.live]
-        remaining = torch.tensor([row.remaining for row in schedule.live], device=device)
-        return _State(schedule.anchors(device), remaining, torch.tensor(stops, device=device), remaining)
+    def stages(self, state: _State, caches: tuple[KeyValueCache, KeyValueCache]) -> list[Stage]:
+        """Draft, correct, verify and move ``state`` on, one function each.
 
-    def round(self, state: _State, caches: tuple[KeyValueCache, KeyValueCache], clock: RoundClock) -> Tensor:
-        """Draft, verify and move ``state`` on; ``[N, K + 3]`` tokens, how many of them are kept, accepted length.
-
-        The lengths of the caches are left to the caller, who learns their host-side bound from the answer.
+        The lengths of the caches are left to the caller, who learns their host-side bound from the packet.
         """
         cache, context = caches
-        clock.start("draft")
+        return [
+            lambda: self._draft(state, context),
+            lambda: self._correct(state),
+            lambda: self._check(state, cache),
+            lambda: self._finish(state, context),
+        ]
+
+    def _draft(self, state: _State, context: KeyValueCache) -> None:
         anchor = state.anchor[:, None]
         block = torch.cat([anchor, self.masks.expand(len(anchor), -1)], 1)
-        hidden = self.drafter.draft(self.target.embed(block), context)[:, self.first :]
-        logits = self.head(hidden.to(self.head.weight.dtype))
-        clock.start("correct")
+        state.hidden = self.drafter.draft(self.target.embed(block), context)[:, self.first :]
+        state.logits = self.head(state.hidden.to(self.head.weight.dtype))
+
+    def _correct(self, state: _State) -> None:
         temperature = self.params.temperature
-        proposal = self.corrector.propose(hidden, logits, state.anchor, temperature, self.generator, self.head)
-        clock.start("verify")
-        out = self.target.forward(torch.cat([anchor, proposal.tokens], 1), cache)
+        state.proposal = self.corrector.propose(
+            state.hidden, state.logits, state.anchor, temperature, self.generator, self.head
+        )
+
+    def _check(self, state: _State, cache: KeyValueCache) -> None:
+        out = self.target.forward(torch.cat([state.anchor[:, None], state.proposal.tokens], 1), cache)
         assert out.hidden is not None
         assert out.features is not None
-        verdict = self._verify(self.target.head(out.hidden), proposal, (state.remaining - 1).clamp_max(self.drafts))
-        clock.start("draft")
-        self.drafter.extend(out.features, context)
-        clock.start()
-        fresh = verdict.next_token[:, None]
-        tokens = torch.cat([proposal.tokens, fresh], 1).scatter(1, verdict.accepted[:, None], fresh)
+        state.features = out.features
+        limit = (state.remaining - 1).clamp(0, self.drafts)
+        state.verdict = self._verify(self.target.head(out.hidden), state.proposal, limit)
+
+    def _finish(self, state: _State, context: KeyValueCache) -> None:
+        self.drafter.extend(state.features, context)
+        accepted = state.verdict.accepted
+        fresh = state.verdict.next_token[:, None]
+        tokens = torch.cat([state.proposal.tokens, fresh], 1).scatter(1, accepted[:, None], fresh)
         stopped = (tokens[..., None] == state.stops[:, None]).any(-1)
         first_stop = torch.where(stopped, self.places, self.drafts).amin(-1)
-        state.kept = torch.minimum(verdict.accepted, first_stop) + 1
-        state.anchor = verdict.next_token
-        state.remaining = state.remaining - state.kept
-        return torch.cat([tokens, state.kept[:, None], verdict.accepted[:, None]], 1)
+        # an empty row stays where it is
+        state.kept = torch.where(state.remaining > 0, torch.minimum(accepted, first_stop) + 1, 0)
+        state.packet = torch.cat([tokens, state.kept[:, None], accepted[:, None]], 1)
+        state.anchor.copy_(state.verdict.next_token)
+        state.remaining.sub_(state.kept)
 
     def _verify(self, logits: Tensor, proposal: Proposal, limit: Tensor) -> Verdict:
         if self.params.greedy:

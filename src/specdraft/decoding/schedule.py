@@ -65,13 +65,14 @@ class Schedule:
         for row in self.queue:
             _check(row, spec)
         self.longest = max((len(row.prompt) + row.limit for row in self.queue), default=0)
+        self.stop_width = max((len(row.stops) for row in self.queue), default=0) or 1
         self.rows: list[Row | None] = [None] * min(concurrency, len(requests))
         self.results = [row.result for row in self.queue]
         self._on_finish = on_finish
 
     @property
     def live(self) -> list[Row]:
-        """The rows, none of them empty once :meth:`refill` and :meth:`compact` have run."""
+        """The rows that are not empty."""
         return [row for row in self.rows if row is not None]
 
     @property
@@ -142,6 +143,11 @@ class Schedule:
             self._on_finish(row.index, row.result)
         return True
 
+    @property
+    def extent(self) -> int:
+        """Longest row in cached tokens; 0 without rows."""
+        return max((row.length for row in self.live), default=0)
+
     def compact(self) -> list[int]:
         """Drop the empty rows; the former indices of those that stay."""
         kept = [place for place, row in enumerate(self.rows) if row is not None]
@@ -149,8 +155,20 @@ class Schedule:
         return kept
 
     def anchors(self, device: torch.device) -> Tensor:
-        """Last verified token ``[N]`` of every row."""
-        return torch.tensor([row.result.tokens[-1] for row in self.live], dtype=torch.int64, device=device)
+        """Last verified token ``[N]`` of every row, 0 where it is empty."""
+        tokens = [0 if row is None else row.result.tokens[-1] for row in self.rows]
+        return torch.tensor(tokens, dtype=torch.int64, device=device)
+
+    def remaining(self, device: torch.device) -> Tensor:
+        """Tokens ``[N]`` that every row may still emit, 0 where it is empty."""
+        counts = [0 if row is None else row.remaining for row in self.rows]
+        return torch.tensor(counts, dtype=torch.int64, device=device)
+
+    def stops(self, device: torch.device) -> Tensor:
+        """Stop ids ``[N, S]`` of every row, padded with -1; S is that of the request with most."""
+        ids = [sorted(row.stops) if row is not None else [] for row in self.rows]
+        padded = [own + [-1] * (self.stop_width - len(own)) for own in ids]
+        return torch.tensor(padded, dtype=torch.int64, device=device)
 
 
 def _check(row: Row, spec: TargetSpec) -> None:

@@ -144,7 +144,7 @@ def _attend(
         raise ValueError(f"attention sinks of {type(module).__name__} are not supported; choose another target")
     window = _window_of(module, sliding_window)
     # an empty cache makes this a whole-row forward, whose causal kernel needs no mask: long prompts stay affordable
-    if current.cache is not None and current.cache.extent > 0:
+    if current.cache is not None and (current.cache.extent > 0 or current.cache.static):
         stop = key.shape[2]
         if window is not None and window >= stop:
             window = None

@@ -108,6 +108,11 @@ class HFTarget:
         return any(hasattr(self._decoder, name) for name in ("wpe", "embed_positions"))
 
     @property
+    def static_shapes(self) -> bool:
+        """Whether :meth:`forward` runs at static shapes without asking the device, so that it may be captured."""
+        return self._lean is not None
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer that belongs to the target.
 

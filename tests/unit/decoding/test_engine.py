@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -122,6 +123,29 @@ def test_stress(seed, monkeypatch):
     for request, result in zip(requests, done.results, strict=True):
         assert result.tokens == target.greedy(request.prompt_ids, request.max_new_tokens, request.stop_ids)
         assert result.prompt_tokens == len(request.prompt_ids)
+
+
+@pytest.mark.slow
+def test_ten_thousand_rounds_keep_memory_flat():
+    """Random patterns, stops, limits and refills: no row is lost, duplicated or crossed, and nothing piles up."""
+    target, seen, rounds, peaks = StubTarget(positions=1 << 20), [], 0, []
+    for seed in range(60):
+        drafter = StubDrafter(target, 2 + seed % 6, bool(seed % 2), seed % 5)
+        requests = make_requests(150, seed=1000 + seed, stops=tuple(range(seed % 4)))
+        seen.clear()
+        done = decode(
+            target, drafter, requests, concurrency=1 + seed % 9, on_finish=lambda index, _: seen.append(index)
+        )
+        assert sorted(seen) == list(range(150))
+        if seed % 10 == 0:
+            assert [r.tokens for r in done.results] == [
+                target.greedy(r.prompt_ids, r.max_new_tokens, r.stop_ids) for r in requests
+            ]
+        rounds += done.steps
+        gc.collect()
+        peaks.append(sum(1 for item in gc.get_objects() if issubclass(type(item), Tensor)))
+    assert rounds > 10_000
+    assert peaks[-1] <= peaks[1] + 5
 
 
 def test_caches_agree_with_the_anchor():
