@@ -83,13 +83,16 @@ class LeanDecoder:
             weight, bias = _fused(linears)
             return PackedWeight(weight, bias, pack=pack)
 
-        norms = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
+        def norm(name: str) -> Tensor | None:
+            return getattr(getattr(attention, name, None), "weight", None)
+
         types = getattr(attention.config, "layer_types", None)
         sliding = types is None or types[attention.layer_idx] == "sliding_attention"
         return _Layer(
             layer.input_layernorm.weight,
             product(attention.q_proj, attention.k_proj, attention.v_proj),
-            *norms,
+            norm("q_norm"),
+            norm("k_norm"),
             product(attention.o_proj),
             layer.post_attention_layernorm.weight,
             product(mlp.gate_proj, mlp.up_proj),
