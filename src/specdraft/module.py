@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from specdraft.correctors import Corrector, NoCorrector
 from specdraft.drafters import DFlash, Drafter
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance, match_prefix
 from specdraft.objectives import Objective, ObjectiveOutput
+from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
 from specdraft.targets import FrozenHead, HFTarget, load_target
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
@@ -70,7 +70,8 @@ class DraftingModule(LightningModule):
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
-            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX, else highest.
+            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
+            AVX-512 BF16, else highest.
         seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
     """
 
@@ -393,17 +394,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(v) for v in value)
     return value is None or type(value) in (str, int, float, bool)
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Run fp32 matrix products at ``highest``, ``high`` or ``medium`` precision; ``auto`` is medium with AMX."""
-    if precision == "auto":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-        precision = "medium" if amx and not torch.cuda.is_available() else "highest"
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
