@@ -246,6 +246,7 @@ class DraftingModule(LightningModule):
             )
             out = self._objective(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
+        self.log("train/accuracy", out.correct.sum() / out.supervised.clamp(min=1))
         self.log_dict(out.training_values(self.drafter.first_slot))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
         numerator, denominator = _as_scalars(out)

@@ -57,10 +57,7 @@ class ObjectiveOutput:
 
     def training_values(self, first_slot: int) -> dict[str, Tensor]:
         """What to log of a training step, scalars by name; ``weight_at/k`` is the profile at the k-th draft."""
-        values = {
-            "train/accuracy": self.correct.sum() / self.supervised.clamp(min=1),
-            "train/supervised_slots": self.supervised.float(),
-        }
+        values = {"train/supervised_slots": self.supervised.float()}
         profile = self.weight_profile[first_slot:]
         return values | {f"train/weight_at/{k}": weight for k, weight in enumerate(profile, 1)}
 

@@ -1,7 +1,4 @@
-"""What is planned has to fit as a subclass: acceptance weights, first error, chain terms, sums of terms.
-
-Mixed horizons and unmasking are in test_inclusion.
-"""
+"""Weightings and terms of a user's own fit as subclasses; the built-in ones are tested apart."""
 
 from __future__ import annotations
 
