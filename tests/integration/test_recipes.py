@@ -50,6 +50,23 @@ def test_overlay_trains_under_its_own_name(run_cli: Run, tiny_config: Path, tmp_
     check(scalars(tmp_path / "runs" / overlay.stem / "v"))
 
 
+@pytest.mark.parametrize("preset", ["dpace", "l2r"])
+def test_accumulation_equals_one_large_batch(run_cli: Run, tiny_config: Path, tmp_path: Path, preset: str) -> None:
+    # every anchor and no coin, so that both runs see the same blocks: dynamic weights and the chain term are pooled
+    fixed = ["--model.objective", ROOT / f"parts/objective_{preset}.yaml", "--model.objective.init_args.num_anchors=64"]
+    fixed += ["--trainer.max_steps=2", "--trainer.gradient_clip_val=null"]
+    big = ["--data.init_args.batch_size=6", "--trainer.val_check_interval=2", "--trainer.logger.version=big"]
+    run_cli("fit", "--config", tiny_config, *fixed, *big)
+    small = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=4"]
+    run_cli("fit", "--config", tiny_config, *fixed, *small)
+    states = [
+        torch.load(tmp_path / f"runs/tiny/{version}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for version in ("big", "v")
+    ]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=2e-4)
+
+
 def test_curriculum_and_anchor_slot(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
     inclusion = "--model.objective.init_args.inclusion"
     run_cli(
