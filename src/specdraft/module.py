@@ -41,14 +41,14 @@ class TargetConfig:
         path: Hugging Face name, folder, ``.gguf`` file, or the built-in ``smollm2-135m-instruct``.
         dtype: Floating-point type of its weights: float32, bfloat16, or auto (bfloat16 on CUDA, else float32).
         attention: Attention implementation of transformers, or auto.
-        taps: Ids of the tapped layers, a number of evenly spaced taps, or null for 5 evenly spaced.
+        taps: Ids of the tapped layers, a number of evenly spaced taps, ``all``, or null for 5 evenly spaced.
         mask_token_id: Existing embedding row that fills the slots to draft; null picks one and stores it.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    taps: list[int] | int | None = None
+    taps: list[int] | int | Literal["all"] | None = None
     mask_token_id: int | None = None
 
 
@@ -237,6 +237,7 @@ class DraftingModule(LightningModule):
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
+            self.objective.set_progress(self.global_step / self.trainer.estimated_stepping_batches)
             blocks = self.objective.blocks(
                 batch,
                 block_size=self.drafter.block_size,
@@ -247,6 +248,7 @@ class DraftingModule(LightningModule):
             out = self._objective(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
         self.log("train/accuracy", out.correct.sum() / out.supervised.clamp(min=1))
+        self.log_dict(out.training_values(self.drafter.first_slot))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
         numerator, denominator = _as_scalars(out)
         pending = self._pending_denominator
