@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from specdraft.correctors import Corrector, NoCorrector
 from specdraft.drafters import DFlash, Drafter
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance, match_prefix
 from specdraft.objectives import Objective, ObjectiveOutput
+from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
 from specdraft.targets import FrozenHead, HFTarget, load_target
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
@@ -41,14 +41,14 @@ class TargetConfig:
         path: Hugging Face name, folder, ``.gguf`` file, or the built-in ``smollm2-135m-instruct``.
         dtype: Floating-point type of its weights: float32, bfloat16, or auto (bfloat16 on CUDA, else float32).
         attention: Attention implementation of transformers, or auto.
-        taps: Ids of the tapped layers, a number of evenly spaced taps, or null for 5 evenly spaced.
+        taps: Ids of the tapped layers, a number of evenly spaced taps, ``all``, or null for 5 evenly spaced.
         mask_token_id: Existing embedding row that fills the slots to draft; null picks one and stores it.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    taps: list[int] | int | None = None
+    taps: list[int] | int | Literal["all"] | None = None
     mask_token_id: int | None = None
 
 
@@ -70,7 +70,8 @@ class DraftingModule(LightningModule):
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
-            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX, else highest.
+            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
+            AVX-512 BF16, else highest.
         seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
     """
 
@@ -236,6 +237,7 @@ class DraftingModule(LightningModule):
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
+            self.objective.set_progress(self.global_step / self.trainer.estimated_stepping_batches)
             blocks = self.objective.blocks(
                 batch,
                 block_size=self.drafter.block_size,
@@ -246,6 +248,7 @@ class DraftingModule(LightningModule):
             out = self._objective(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
         self.log("train/accuracy", out.correct.sum() / out.supervised.clamp(min=1))
+        self.log_dict(out.training_values(self.drafter.first_slot))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
         numerator, denominator = _as_scalars(out)
         pending = self._pending_denominator
@@ -393,17 +396,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(v) for v in value)
     return value is None or type(value) in (str, int, float, bool)
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Run fp32 matrix products at ``highest``, ``high`` or ``medium`` precision; ``auto`` is medium with AMX."""
-    if precision == "auto":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-        precision = "medium" if amx and not torch.cuda.is_available() else "highest"
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
