@@ -18,7 +18,10 @@ MAY_USE = {
     "schedules": set(),
     "checkpoints": BASE | {"drafters"},
     "data": BASE,
-    "module": BASE | MIDDLE | {"schedules", "checkpoints"},
+    "steps": set(),
+    "correction": BASE | {"correctors", "objectives"},
+    "validation": BASE | {"metrics"},
+    "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
     "callbacks": BASE | MIDDLE | {"module"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
 }

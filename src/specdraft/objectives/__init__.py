@@ -13,6 +13,7 @@ from specdraft.objectives.prediction import (
     TotalVariation,
     WeightedSum,
 )
+from specdraft.objectives.slot_loss import SlotLoss
 from specdraft.objectives.weighting import ExponentialDecay, Scores, Uniform, Weighting, default_gamma
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ObjectiveOutput",
     "Prediction",
     "Scores",
+    "SlotLoss",
     "TargetChunk",
     "TotalVariation",
     "Uniform",
