@@ -103,8 +103,8 @@ class LatticeCorrector(Corrector):
         is_gold = lattice.rows == batch.rows[..., None]
         missed = batch.counted & ~is_gold.any(-1)
         # a predecessor outside the draft vocabulary cannot be met in decoding; it passes for the last candidate
-        worst = lattice.logits[..., -1].detach()
-        logp = torch.where(inside, gold_logits, worst) - lattice.log_z
+        worst = (lattice.logits[..., -1] - lattice.log_z).detach()
+        logp = torch.where(inside, gold_logits - lattice.log_z, worst)
         previous_logp = F.pad(logp[:, :-1], (1, 0))
         lattice = _with_gold(lattice, batch, missed, gold_logits)
         scores = self.given(batch.hidden, lattice, batch.previous, previous_logp).float()
