@@ -29,7 +29,8 @@ class DCOCO(LatticeCorrector):
     where ``gap_t(b)`` is the distance of b's logit to the largest. The MLP is ``515 -> 256 -> 1`` with SiLU; its last
     layer starts at zero, so that training starts from the uncorrected drafter. The projections have no bias. The
     first layer is linear in its parts, so that all but the product are projected once per candidate or slot, not once
-    per pair.
+    per pair. On a CPU, where multiplications cost more than launches, the greedy walk scores only the pairs behind the
+    chosen candidates.
 
     The first slot has no pair of slots before it and keeps its own scores. With ``score_first`` the anchor is its one
     predecessor, with ``c = W_e E(anchor) + W_h h_0``, pair state ``W_p [h_0 ; h_0]`` and log-probability 0.
@@ -70,6 +71,25 @@ class DCOCO(LatticeCorrector):
 
     @override
     def transitions(self, hidden: Tensor, lattice: Lattice, anchor: Tensor) -> tuple[Tensor, Tensor]:
+        first, states, of_a, of_b = self._prepare(hidden, lattice, anchor)
+        correction = self._scored(states[:, :-1, :, None] * states[:, 1:, None], of_a[..., None, :], of_b[:, :, None])
+        return first, lattice.logits[:, 1:, None] + correction
+
+    @override
+    def greedy_walk(self, hidden: Tensor, lattice: Lattice, anchor: Tensor) -> Tensor | None:
+        if hidden.device.type != "cpu":
+            return None
+        first, states, of_a, of_b = self._prepare(hidden, lattice, anchor)
+        rows = torch.arange(len(first))
+        path = [first.argmax(-1)]
+        for t in range(states.shape[1] - 1):
+            product = states[rows, t, path[-1]][:, None] * states[:, t + 1]
+            correction = self._scored(product, of_a[rows, t, path[-1]][:, None], of_b[:, t])
+            path.append((lattice.logits[:, t + 1] + correction).argmax(-1))
+        return torch.stack(path, 1)
+
+    def _prepare(self, hidden: Tensor, lattice: Lattice, anchor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Scores of the first slot, states ``[N, K, C, w]``, and both parts of the first layer ``[N, K - 1, C, h]``."""
         hidden = hidden.to(self.mlp_in.weight.dtype)
         from_hidden = self.hidden_proj(hidden)
         states = self.token_proj(self.embed(lattice.ids)) + from_hidden[:, :, None]
@@ -78,13 +98,13 @@ class DCOCO(LatticeCorrector):
         if self.score_first:
             state = self.token_proj(self.embed(anchor)) + from_hidden[:, 0]
             pair = self.pair_proj(torch.cat([hidden[:, 0], hidden[:, 0]], -1))
-            start = Lattice(*(getattr(lattice, name)[:, 0] for name in ("rows", "ids", "logits", "log_z", "top")))
-            zero = torch.zeros_like(start.log_z)
-            first = first + self._correction(state[:, None], states[:, 0], pair, zero[:, None], start)[:, 0]
+            before, own = self._parts(
+                state[:, None], states[:, 0], pair, torch.zeros_like(logp[:, 0, :1]), lattice.at(0)
+            )
+            first = first + self._scored(state[:, None] * states[:, 0], before, own)
         pairs = self.pair_proj(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1))
-        behind = Lattice(*(getattr(lattice, name)[:, 1:] for name in ("rows", "ids", "logits", "log_z", "top")))
-        correction = self._correction(states[:, :-1], states[:, 1:], pairs, logp[:, :-1], behind)
-        return first, behind.logits[..., None, :] + correction
+        of_a, of_b = self._parts(states[:, :-1], states[:, 1:], pairs, logp[:, :-1], lattice.at(slice(1, None)))
+        return first, states, of_a, of_b
 
     @override
     def given(self, hidden: Tensor, lattice: Lattice, previous: Tensor, previous_logp: Tensor) -> Tensor:
@@ -93,40 +113,41 @@ class DCOCO(LatticeCorrector):
         ids, where = torch.cat([lattice.ids, previous[..., None]], -1).unique(return_inverse=True)
         tokens = F.embedding(where, self.token_proj(self.embed(ids)))
         from_hidden = self.hidden_proj(hidden)
-        before = torch.cat([hidden[:, :1], hidden[:, :-1]], 1)
+        shifted = torch.cat([hidden[:, :1], hidden[:, :-1]], 1)
         states = tokens[..., :-1, :] + from_hidden[:, :, None]
         earlier = tokens[..., -1, :] + torch.cat([from_hidden[:, :1], from_hidden[:, :-1]], 1)
-        pairs = self.pair_proj(torch.cat([before, hidden], -1))
-        correction = self._correction(earlier[..., None, :], states, pairs, previous_logp[..., None], lattice)[
-            ..., 0, :
-        ]
+        pairs = self.pair_proj(torch.cat([shifted, hidden], -1))
+        earlier = earlier[..., None, :]
+        before, own = self._parts(earlier, states, pairs, previous_logp[..., None], lattice)
+        correction = self._scored(earlier * states, before, own)
         if not self.score_first:
             correction = torch.cat([torch.zeros_like(correction[:, :1]), correction[:, 1:]], 1)
         return lattice.logits + correction
 
-    def _correction(self, a: Tensor, b: Tensor, pair: Tensor, logp_a: Tensor, lattice: Lattice) -> Tensor:
-        """MLP of all pairs.
+    def _parts(self, a: Tensor, b: Tensor, pair: Tensor, logp_a: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+        """What the first layer makes of each candidate alone; slot and bias go with the predecessor.
 
         Args:
             a: ``[..., P, w]`` states of the predecessors.
             b: ``[..., C, w]`` states of the candidates.
             pair: ``[..., w']``.
             logp_a: ``[..., P]``.
-            lattice: Logits of the candidates ``[..., C]``.
+            lattice: The candidates b.
 
         Returns:
-            ``[..., P, C]``.
+            ``[..., P, h]`` and ``[..., C, h]``.
         """
-        dtype = a.dtype
-        logp_b = (lattice.logits - lattice.log_z[..., None]).to(dtype)
-        gap_b = (lattice.top[..., None] - lattice.logits).to(dtype)
-        w_a, w_b, w_ab, w_pair, w_la, w_lb, w_gb = self.mlp_in.weight.split(self.sizes, 1)
-        of_a = F.linear(a, w_a) + logp_a.to(dtype)[..., None] * w_la[:, 0]
+        logp_b = (lattice.logits - lattice.log_z[..., None]).to(a.dtype)
+        gap_b = (lattice.top[..., None] - lattice.logits).to(a.dtype)
+        w_a, w_b, _, w_pair, w_la, w_lb, w_gb = self.mlp_in.weight.split(self.sizes, 1)
+        of_a = F.linear(a, w_a) + logp_a.to(a.dtype)[..., None] * w_la[:, 0]
         of_b = F.linear(b, w_b) + logp_b[..., None] * w_lb[:, 0] + gap_b[..., None] * w_gb[:, 0]
-        of_slot = F.linear(pair, w_pair, self.mlp_in.bias)
-        product = F.linear(a[..., :, None, :] * b[..., None, :, :], w_ab)
-        hidden = product + (of_a + of_slot[..., None, :])[..., :, None, :] + of_b[..., None, :, :]
-        return self.mlp_out(F.silu(hidden))[..., 0]
+        return of_a + F.linear(pair, w_pair, self.mlp_in.bias)[..., None, :], of_b
+
+    def _scored(self, product: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
+        """MLP ``[...]`` of the products ``[..., w]`` of two states, and the parts of its first layer."""
+        weight = self.mlp_in.weight.split(self.sizes, 1)[2]
+        return self.mlp_out(F.silu(F.linear(product, weight) + of_a + of_b))[..., 0]
 
     @override
     def extra_state_for_checkpoint(self) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class Lattice:
     log_z: Tensor
     top: Tensor
 
+    def at(self, slots: int | slice) -> Lattice:
+        """The candidates of some slots."""
+        return Lattice(*(values[:, slots] for values in (self.rows, self.ids, self.logits, self.log_z, self.top)))
+
 
 class LatticeCorrector(Corrector):
     """Scores ``S_t(a, b)`` of candidate b at slot t given its predecessor a, for all slots and pairs in one pass.
@@ -92,6 +96,10 @@ class LatticeCorrector(Corrector):
             previous_logp: ``[M, K]`` float32 log-probability of each predecessor at its own slot; 0 for the anchor.
         """
 
+    def greedy_walk(self, hidden: Tensor, lattice: Lattice, anchor: Tensor) -> Tensor | None:
+        """The greedy path ``[N, K]`` where there is a cheaper way than all transitions, else None."""
+        return None
+
     @override
     def loss_weights(self, progress: float) -> tuple[float, float]:
         return 1.0, self.weight
@@ -129,9 +137,12 @@ class LatticeCorrector(Corrector):
         head: Head,
     ) -> Proposal:
         lattice = most_probable(base_logits, self.candidates, head)
-        first, scores = self.transitions(hidden, lattice, anchor)
-        if not self.sample or temperature == 0:
-            path = follow(first.argmax(-1), scores.argmax(-1))
+        greedy = not self.sample or temperature == 0
+        path = self.greedy_walk(hidden, lattice, anchor) if greedy else None
+        if path is None:
+            first, scores = self.transitions(hidden, lattice, anchor)
+        if greedy:
+            path = follow(first.argmax(-1), scores.argmax(-1)) if path is None else path
             return Proposal(lattice.ids.gather(-1, path[..., None])[..., 0])
         first = torch.softmax(first.float() / temperature, -1)
         laws = torch.softmax(scores.float() / temperature, -1)

@@ -86,6 +86,18 @@ def test_greedy_walk_equals_the_definition(world, name, reduced):
     assert changed > 3  # otherwise nothing was tested
 
 
+@pytest.mark.parametrize("slots", [1, 2, 6])
+@pytest.mark.parametrize("name", ["selector", "dcoco", "dcoco_first"])
+def test_all_transitions_give_the_same_walk(world, name, slots, monkeypatch):
+    world = world()
+    corrector = world.make(name)
+    hidden, anchor = world.hidden(20, slots), torch.arange(20)
+    args = (hidden, world.head(hidden), anchor, 0.0, None, world.head)
+    lazy = corrector.propose(*args).tokens
+    monkeypatch.setattr(type(corrector), "greedy_walk", lambda *_: None)
+    assert corrector.propose(*args).tokens.equal(lazy)
+
+
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_teacher_forced_pass_equals_the_definition(world, name, reduced):
