@@ -46,6 +46,8 @@ class DCOCO(LatticeCorrector):
         weight: Weight of the corrector's loss beside the drafter's own in joint training.
     """
 
+    reads_log_z = True
+
     def __init__(
         self,
         spec: TargetSpec,

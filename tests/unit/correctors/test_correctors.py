@@ -8,7 +8,7 @@ from corrector_world import FULL, NAMES, pair, slow_scores
 from torch.nn import functional as F
 
 from specdraft.correctors import DCOCO, DominoCorrector, MarkovCorrector, NoCorrector, SelectorCorrector
-from specdraft.correctors.lattice import follow
+from specdraft.correctors.lattice import follow, log_normaliser
 from specdraft.objectives import SlotLoss, TotalVariation
 from specdraft.targets import FrozenHead
 from specdraft.types import TargetSpec
@@ -191,6 +191,12 @@ def test_half_precision_logits_and_float64_weights(world, name):
     for corrector, given in ((world.make(name), logits.bfloat16()), (world.make(name).double(), logits.double())):
         tokens = corrector.propose(hidden.to(given.dtype), given, anchor, 0.0, None, world.head).tokens
         assert tokens.shape == (4, 5)
+
+
+def test_log_normaliser():
+    logits = 20 * torch.randn(3, 4, 50)
+    torch.testing.assert_close(log_normaliser(logits), logits.logsumexp(-1))
+    torch.testing.assert_close(log_normaliser(logits.bfloat16()), logits.bfloat16().float().logsumexp(-1))
 
 
 def test_domino_curriculum(world):
