@@ -100,6 +100,8 @@ def correction_batch(
     rows = head.to_rows(blocks.labels[..., drafts])
     counted = blocks.supervised[..., drafts] & (rows >= 0)
     kept = counted.any(-1).flatten().nonzero()[:, 0]
+    if not len(kept):
+        kept = kept.new_zeros(1)  # without anything to learn every parameter still takes part, as DDP wants
 
     def take(values: Tensor) -> Tensor:
         return values.flatten(0, 1).index_select(0, kept)

@@ -184,6 +184,19 @@ def test_one_step_lowers_the_loss(world, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_learn_gives_zero_gradients(world, name):
+    world = world()
+    corrector = world.make(name)
+    nothing = torch.zeros(1, 5)
+    batch = world.batch(count=1, counted=nothing.bool(), weights=nothing, rows=torch.full((1, 5), -1))
+    correction = corrector(batch)
+    correction.numerator.backward()
+    assert float(correction.numerator.detach()) == 0
+    assert (correction.predicted_ids == -1).all()
+    assert all(p.grad is not None and not p.grad.any() for p in corrector.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_half_precision_logits_and_float64_weights(world, name):
     world = world()
     hidden, anchor = world.hidden(4), torch.arange(4)
