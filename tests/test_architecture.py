@@ -10,13 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "specdraft"
 MIDDLE = {"targets", "drafters", "correctors", "objectives", "metrics", "decoding"}
-BASE = {"types", "cache", "attention"}
+BASE = {"types", "cache", "attention", "precision"}
 # middle packages may import the base; what stands later may import everything before it
 MAY_USE = {
     **{name: BASE for name in BASE},
     **{name: BASE for name in MIDDLE},
     "schedules": set(),
     "checkpoints": BASE | {"drafters"},
+    "precision": set(),
     "data": BASE,
     "steps": set(),
     "correction": BASE | {"correctors", "objectives"},

@@ -22,8 +22,9 @@ from specdraft.correction import Corrected, TeacherForced, correct, label_ranks
 from specdraft.correctors import Corrector, NoCorrector
 from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
+from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.steps import divide_gradients, is_plain, matmul_precision
+from specdraft.steps import divide_gradients, is_plain
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -48,7 +49,8 @@ class DraftingModule(LightningModule):
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
-            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX, else highest.
+            hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
+            AVX-512 BF16, else highest.
         seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
     """
 
@@ -153,12 +155,11 @@ class DraftingModule(LightningModule):
 
     def _build(self, families: list[str]) -> None:
         spec = self.target.spec
-        if self.draft_vocab_size and self.draft_vocab_size > spec.vocab_size:
-            raise ValueError(
-                f"draft_vocab_size {self.draft_vocab_size} must be in 1..{spec.vocab_size}, the target's vocabulary"
-            )
+        size = self.draft_vocab_size or spec.vocab_size
+        if not 0 < size <= spec.vocab_size:
+            raise ValueError(f"draft_vocab_size {size} must be in 1..{spec.vocab_size}, the target's vocabulary")
         self.drafter = self.make_drafter(spec)
-        self.corrector = self.make_corrector(replace(spec, draft_vocab_size=self.draft_vocab_size or spec.vocab_size))
+        self.corrector = self.make_corrector(replace(spec, draft_vocab_size=size))
         self.corrector.bind(self.target.embed)
         self.drafter.requires_grad_(self.train_drafter)
         if self.compile_drafter:
@@ -175,8 +176,6 @@ class DraftingModule(LightningModule):
 
     def _choose_draft_vocabulary(self, counts: Tensor) -> None:
         size, vocabulary = self.draft_vocab_size, self.target.spec.vocab_size
-        if not size or not 0 < size <= vocabulary:
-            raise ValueError(f"draft_vocab_size {size} must be in 1..{vocabulary}, the target's vocabulary")
         ranked = torch.sort(counts, descending=True, stable=True).indices[:size]
         self.draft_token_ids.copy_(ranked.sort().values)
         covered = counts[ranked].sum() / counts.sum().clamp(min=1)
@@ -231,12 +230,14 @@ class DraftingModule(LightningModule):
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
+            self.objective.set_progress(self.training_fraction)
             blocks = self.objective.blocks(batch, **self._shape(), generator=self._generator(batch_idx))
             out, _ = self._corrected(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
         hits = (out.predicted_ids == blocks.labels) & blocks.supervised
         self.log("train/accuracy", hits.sum() / blocks.supervised.sum().clamp(min=1))
-        self.log_dict({f"train/{name}": value for name, value in out.parts.items()})
+        parts = {f"train/{name}": value for name, value in out.parts.items()}
+        self.log_dict(parts | out.base.training_values(self.drafter.first_slot))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
         pending = self._pending_denominator
         self._pending_denominator = out.denominator if pending is None else pending + out.denominator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,20 +21,6 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(is_plain(v) for v in value)
     return value is None or type(value) in (str, int, float, bool)
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Run fp32 matrix products at ``highest``, ``high`` or ``medium`` precision; ``auto`` is medium with AMX."""
-    if precision == "auto":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-        precision = "medium" if amx and not torch.cuda.is_available() else "highest"
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def divide_gradients(optimizer: Optimizer, denominator: Tensor, trainer: Trainer) -> Tensor:

@@ -22,9 +22,9 @@ from specdraft.types import TargetSpec
 class DFlash(Drafter):
     """The DFlash backbone (arXiv 2602.06036).
 
-    The taps of the target are fused once, ``c = hidden_norm(fc(taps))``. Every layer draws queries from the block
-    only, and keys and values from ``[c ; block]`` through the same projections. State-dict names are those of the
-    published checkpoints; embedding and head stay with the target.
+    The taps of the target are fused once, ``c = hidden_norm(fc(taps))``, or once per layer. Every layer draws queries
+    from the block only, and keys and values from ``[c ; block]`` through the same projections. State-dict names are
+    those of the published checkpoints; embedding and head stay with the target.
 
     Linear weights start normal with ``init_std``, norms at one, as in the Qwen3 layers that the published drafters
     start from. Residual outputs are not scaled down with depth: all mask slots enter with one embedding and differ
@@ -37,6 +37,10 @@ class DFlash(Drafter):
         sample_from_anchor: Whether slot ``i`` predicts the token at ``p + 1 + i`` and not at ``p + i``.
         tap_norm: RMS-normalise every tap on its own before ``fc``. An extension of specdraft, absent from the public
             formats: taps carry single activations of thousands that otherwise drown the rest in ``hidden_norm``.
+        layer_fusion: Give every draft layer a context of its own, ``hidden_norm(fc(sum_t softmax(mix_l)_t tap_t))``
+            with learned ``mix`` ``[num_layers, T]`` and an ``fc`` from H to H (after DFlare, arXiv 2606.02091), so that
+            all layers of the target can be tapped at little cost. Best with ``tap_norm``, since the taps of a target
+            differ in scale. Absent from the public formats.
         causal: Whether a slot sees only earlier slots of its block (default: all of them).
         sliding_window: Positions that a slot sees, its own included; None for all.
         attention: Implementation of the training attention; None chooses by device.
@@ -58,6 +62,7 @@ class DFlash(Drafter):
         block_size: int = 16,
         sample_from_anchor: bool = False,
         tap_norm: bool = False,
+        layer_fusion: bool = False,
         causal: bool = False,
         sliding_window: int | None = None,
         attention: BlockAttention | None = None,
@@ -81,7 +86,8 @@ class DFlash(Drafter):
         size, eps = spec.hidden_size, spec.rms_norm_eps
         heads = (self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         self.tap_norms = nn.ModuleList(RMSNorm(size, eps) for _ in spec.taps) if tap_norm else None
-        self.fc = nn.Linear(spec.feature_size, size, bias=False)
+        self.tap_mix = nn.Parameter(torch.zeros(num_layers, len(spec.taps))) if layer_fusion else None
+        self.fc = nn.Linear(size if layer_fusion else spec.feature_size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps)
         self.layers = nn.ModuleList(
             Layer(Projections(size, *heads, eps), size, self.intermediate_size, eps) for _ in range(num_layers)
@@ -110,14 +116,18 @@ class DFlash(Drafter):
                 nn.init.normal_(module.weight, std=self.init_std)
             elif isinstance(module, RMSNorm):
                 nn.init.ones_(module.weight)
+        if self.tap_mix is not None:
+            nn.init.zeros_(self.tap_mix)  # the mean of the taps
 
     @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """Fuse ``[N, n, T * H]`` taps of any floating-point dtype into the context ``[N, n, H]`` of all layers.
+    def fuse(self, features: Tensor) -> list[Tensor]:
+        """Fuse ``[N, n, T * H]`` taps of any floating-point dtype into the context ``[N, n, H]`` of each layer.
+
+        Without ``layer_fusion`` all layers share one tensor.
 
         Raises:
             ValueError: If the width is not ``T * H``.
@@ -131,7 +141,12 @@ class DFlash(Drafter):
         if self.tap_norms is not None:
             taps = features.unflatten(-1, (len(self.tap_norms), -1)).unbind(-2)
             features = torch.cat([norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True)], -1)
-        return self.hidden_norm(self.fc(features))
+        if self.tap_mix is None:
+            return [self.hidden_norm(self.fc(features))] * self.num_layers
+        mixed = torch.einsum(
+            "nlth,dt->dnlh", features.unflatten(-1, (len(self.spec.taps), -1)), self.tap_mix.softmax(-1)
+        )
+        return list(self.hidden_norm(self.fc(mixed)))
 
     @override
     def forward(
@@ -151,11 +166,11 @@ class DFlash(Drafter):
             assert past is not None
             return self.attention(queries, past, own, plan)
 
-        context = (self.fuse(features), self.rope(position_ids))
+        contexts, past_rope = self.fuse(features), self.rope(position_ids)
         rope = self.rope(layout.slot_positions().flatten(1))
         hidden = embeds.to(self.fc.weight.dtype).flatten(1, 2)
-        for layer in self.layers:
-            hidden = layer(hidden, rope, attend, context)
+        for layer, context in zip(self.layers, contexts, strict=True):
+            hidden = layer(hidden, rope, attend, (context, past_rope))
         return self.norm(hidden).view(embeds.shape)
 
     def _check_blocks(
@@ -198,9 +213,8 @@ class DFlash(Drafter):
 
     @override
     def extend(self, features: Tensor, cache: KeyValueCache) -> None:
-        context = self.fuse(features)
         rope = self.rope(cache.positions(features.shape[1]))
-        for index, layer in enumerate(self.layers):
+        for index, (layer, context) in enumerate(zip(self.layers, self.fuse(features), strict=True)):
             keys, values = layer.self_attn.keys_values(context, rope)  # type: ignore[union-attr, operator]
             cache.write(index, keys.transpose(1, 2), values.transpose(1, 2))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ class HeadLoss:
         label_prob: ``[n]`` float32 draft probability of the label.
         predicted: ``[n]`` int64 most probable row.
         overlap: ``[n]`` float32 ``sum_v min(p, q)``, or None without the target's hidden states.
+        further: Losses ``[n]`` of the further predictions, differentiable as well.
     """
 
     loss: Tensor
     label_prob: Tensor
     predicted: Tensor
     overlap: Tensor | None
+    further: tuple[Tensor, ...] = ()
 
 
 def frozen_head_loss(
@@ -40,6 +43,7 @@ def frozen_head_loss(
     target_hidden: Tensor | None,
     target_head: Head | None,
     chunk_size: int | None = None,
+    further: Sequence[Prediction] = (),
 ) -> HeadLoss:
     """Loss of each position, with its gradient computed on the way.
 
@@ -55,6 +59,7 @@ def frozen_head_loss(
         target_hidden: ``[n, H]`` target hidden states that predict the labels, or None.
         target_head: The target's whole head; None if ``head`` is it.
         chunk_size: Positions whose logits exist at a time, at least 1; None is :func:`default_chunk_size`.
+        further: Losses to compute from the same logits; each keeps a gradient ``[n, H]`` of its own.
 
     Raises:
         ValueError: If ``chunk_size`` is below 1, or the target's distribution is needed and cannot be computed.
@@ -63,29 +68,36 @@ def frozen_head_loss(
         chunk_size = default_chunk_size(head.weight.shape[0], hidden.device)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    if prediction.needs_target and target_hidden is None:
-        raise ValueError(f"{type(prediction).__name__} needs the target's last hidden states; extract them as well")
+    predictions = (prediction, *further)
+    lacking = next((x for x in predictions if x.needs_target and target_hidden is None), None)
+    if lacking is not None:
+        raise ValueError(f"{type(lacking).__name__} needs the target's last hidden states; extract them as well")
     if target_hidden is not None and target_head is None and head.token_ids is not None:
         raise ValueError("the head is reduced to the draft vocabulary; pass the target's whole head as target_head")
     want = torch.is_grad_enabled() and hidden.requires_grad
     count = hidden.shape[0]
-    loss, label_prob, overlap = torch.empty(3, count, dtype=torch.float32, device=hidden.device)
+    label_prob, overlap = torch.empty(2, count, dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(len(predictions), count, dtype=torch.float32, device=hidden.device)
     predicted = torch.empty(count, dtype=torch.int64, device=hidden.device)
-    grad = torch.empty_like(hidden, requires_grad=False) if want else None
+    grads = [torch.empty_like(hidden, requires_grad=False) for _ in predictions] if want else []
     for start in range(0, count, chunk_size):
         part = slice(start, start + chunk_size)
         # all logits are local to the call, so that those of one chunk are gone before the next begins
         target = None if target_hidden is None else _target_chunk(target_hidden[part], head, target_head or head)
-        chunk, chunk_grad = _chunk_loss(hidden[part].detach(), head, rows[part], prediction, target, want)
-        loss[part], label_prob[part], predicted[part] = chunk.loss, chunk.label_prob, chunk.predicted
+        chunk, slopes = _chunk_loss(hidden[part].detach(), head, rows[part], predictions, target, want)
+        label_prob[part], predicted[part] = chunk.label_prob, chunk.predicted
+        for index, value in enumerate((chunk.loss, *chunk.further)):
+            losses[index, part] = value
         if chunk.overlap is not None:
             overlap[part] = chunk.overlap
-        if grad is not None and chunk_grad is not None:
-            grad[part] = chunk_grad
+        for grad, slope in zip(grads, slopes, strict=True):
+            grad[part] = slope
         del target
-    if grad is not None:
-        loss = _KnownGradient.apply(hidden, loss, grad)
-    return HeadLoss(loss, label_prob, predicted, None if target_hidden is None else overlap)
+    if want:
+        known = [_KnownGradient.apply(hidden, loss, grad) for loss, grad in zip(losses, grads, strict=True)]
+    else:
+        known = list(losses)
+    return HeadLoss(known[0], label_prob, predicted, None if target_hidden is None else overlap, tuple(known[1:]))
 
 
 def default_chunk_size(rows: int, device: torch.device) -> int:
@@ -103,19 +115,31 @@ def default_chunk_size(rows: int, device: torch.device) -> int:
 
 
 def _chunk_loss(
-    hidden: Tensor, head: Head, rows: Tensor, prediction: Prediction, target: TargetChunk | None, want: bool
-) -> tuple[HeadLoss, Tensor | None]:
-    """Loss of one chunk and, if wanted, its gradient ``[c, H]``; both detached."""
+    hidden: Tensor,
+    head: Head,
+    rows: Tensor,
+    predictions: Sequence[Prediction],
+    target: TargetChunk | None,
+    want: bool,
+) -> tuple[HeadLoss, list[Tensor]]:
+    """Losses of one chunk and, if wanted, their gradients ``[c, H]``; all detached."""
     hidden.requires_grad_(want)
     with torch.set_grad_enabled(want):
         logits = head(hidden)
+    losses, grads = [], []
     with torch.no_grad():
         draft, predicted = _draft_chunk(logits.detach())
         label_prob = torch.exp(draft.logits.gather(1, rows[:, None])[:, 0].float() - draft.log_z)
         overlap = None if target is None else torch.minimum(target.probs, draft.probs).sum(-1)
-        loss, slope = prediction.fused(draft, rows, target, want)
-    grad = None if slope is None else torch.autograd.grad(logits, hidden, slope.to(logits.dtype))[0]
-    return HeadLoss(loss, label_prob, predicted, overlap), grad
+        for index, prediction in enumerate(predictions):
+            last = index == len(predictions) - 1  # only the last may overwrite the probabilities
+            own = draft if last or not want else replace(draft, probs=draft.probs.clone())
+            loss, slope = prediction.fused(own, rows, target, want)
+            losses.append(loss)
+            if slope is not None:
+                grads.append(torch.autograd.grad(logits, hidden, slope.to(logits.dtype), retain_graph=not last)[0])
+            del slope
+    return HeadLoss(losses[0], label_prob, predicted, overlap, tuple(losses[1:])), grads
 
 
 class _KnownGradient(torch.autograd.Function):

@@ -19,10 +19,13 @@ class Layout:
     Attributes:
         slots: ``[N, A, B]`` bool, slots that exist.
         revealed: ``[N, A, B]`` bool, slots that hold the ground-truth token instead of the mask token.
+        width: No slot exists at or behind this number, known on the host; the blocks are cut to it, so that nobody
+            computes slots that no block of the batch has. None for B.
     """
 
     slots: Tensor
     revealed: Tensor
+    width: int | None = None
 
 
 class Inclusion(ABC):
@@ -30,7 +33,20 @@ class Inclusion(ABC):
 
     A subclass writes :meth:`layout`. Inclusions compose by nesting: one that takes another as an argument starts from
     its layout, removes slots or reveals more. Labels and supervision are derived once, at the end.
+
+    Attributes:
+        inner: The inclusion that this one starts from, or None.
+        progress: Part of the training that is done, 0..1, for a curriculum.
     """
+
+    inner: Inclusion | None = None
+    progress: float = 1.0
+
+    def set_progress(self, progress: float) -> None:
+        """Tell this inclusion and those inside it which part of the training is done, 0..1."""
+        self.progress = progress
+        if self.inner is not None:
+            self.inner.set_progress(progress)
 
     @abstractmethod
     def layout(self, known: Tensor, *, first_slot: int, generator: torch.Generator | None) -> Layout:
@@ -69,7 +85,7 @@ class Inclusion(ABC):
             generator: Source of randomness; None for the global one.
 
         Returns:
-            The blocks, see :class:`specdraft.types.BlockBatch`.
+            The blocks, see :class:`specdraft.types.BlockBatch`; B is smaller where the layout's ``width`` is.
 
         Raises:
             ValueError: If ``first_slot`` is neither 0 nor 1 or the block has no slot to predict.
@@ -80,18 +96,21 @@ class Inclusion(ABC):
             raise ValueError(f"block_size {block_size} leaves nothing to predict; use at least {first_slot + 1}")
         positions, tokens, run = _follow(batch, anchors, valid, block_size + 1)
         layout = self.layout(run[..., :-1], first_slot=first_slot, generator=generator)
-        revealed = layout.revealed & layout.slots & run[..., :-1]
+        width = block_size if layout.width is None else layout.width
+        own = slice(0, width)
+        slots = layout.slots[..., own]
+        revealed = layout.revealed[..., own] & slots & run[..., own]
         revealed[..., 0] = True  # the anchor is always given
         shift = 1 - first_slot  # the label of slot i is the own token of slot i + shift
-        labelled = slice(shift, shift + block_size)
-        supervised = run[..., labelled] & layout.slots & valid[..., None]
+        labelled = slice(shift, shift + width)
+        supervised = run[..., labelled] & slots & valid[..., None]
         # a label that is shown in the block is no prediction
         shown = torch.nn.functional.pad(revealed, (0, 1))[..., labelled]
         return BlockBatch(
             anchors=anchors,
             valid=valid,
-            tokens=tokens[..., :-1].masked_fill(~revealed, mask_token_id),
-            slots=layout.slots,
+            tokens=tokens[..., own].masked_fill(~revealed, mask_token_id),
+            slots=slots,
             labels=tokens[..., labelled],
             supervised=supervised & ~shown,
             label_positions=positions[..., labelled].clamp(max=batch.input_ids.shape[1] - 1),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdraft.objectives.anchors import all_anchors, sample_anchors
+from specdraft.objectives.block_terms import BlockTerm
 from specdraft.objectives.frozen_head import frozen_head_loss
 from specdraft.objectives.inclusion import FixedHorizon, Inclusion
 from specdraft.objectives.prediction import CrossEntropy, Prediction
@@ -48,11 +49,24 @@ class ObjectiveOutput:
         """Scalar loss for a denominator that was summed over ranks or batches; 0 where nothing is supervised."""
         return (self.numerator / torch.where(denominator > 0, denominator, 1)).sum()
 
+    @property
+    def weight_profile(self) -> Tensor:
+        """Mean weight at each slot of a block over the blocks that supervise it, ``[B]``; 0 where none does."""
+        count = (self.predicted_ids >= 0).sum((0, 1))
+        return self.weights.sum((0, 1)) / count.clamp(min=1)
+
+    def training_values(self, first_slot: int) -> dict[str, Tensor]:
+        """What to log of a training step, scalars by name; ``weight_at/k`` is the profile at the k-th draft."""
+        values = {"train/supervised_slots": self.supervised.float()}
+        profile = self.weight_profile[first_slot:]
+        return values | {f"train/weight_at/{k}": weight for k, weight in enumerate(profile, 1)}
+
 
 class Objective:
     """Weighted mean of a prediction loss over the supervised slots, ``sum m w l / sum m w``.
 
-    The factorisation is DScout's; with the defaults it is the loss of DFlash (arXiv 2602.06036).
+    The factorisation is DScout's; with the defaults it is the loss of DFlash (arXiv 2602.06036). Terms over whole
+    blocks join the numerator: ``(sum m w l + sum_blocks term) / sum m w``.
 
     Args:
         inclusion: How blocks are laid out; None is :class:`FixedHorizon`.
@@ -60,6 +74,7 @@ class Objective:
         prediction: Loss of one slot; None is :class:`CrossEntropy`.
         num_anchors: Most anchors drawn from one document in each step.
         chunk_size: Positions whose logits exist at a time; None fits it to vocabulary and device.
+        terms: Terms over whole blocks, such as :class:`AcceptedLength`; None for none.
 
     Raises:
         ValueError: If ``num_anchors`` or ``chunk_size`` is below 1.
@@ -72,6 +87,7 @@ class Objective:
         prediction: Prediction | None = None,
         num_anchors: int = 64,
         chunk_size: int | None = None,
+        terms: list[BlockTerm] | None = None,
     ) -> None:
         if num_anchors < 1 or (chunk_size is not None and chunk_size < 1):
             raise ValueError(f"num_anchors and chunk_size must be at least 1, got {num_anchors} and {chunk_size}")
@@ -80,11 +96,17 @@ class Objective:
         self.prediction = prediction or CrossEntropy()
         self.num_anchors = num_anchors
         self.chunk_size = chunk_size
+        self.terms = tuple(terms or ())
 
     @property
     def needs_last_hidden(self) -> bool:
         """Whether the target's hidden states after its final norm are needed."""
-        return self.prediction.needs_target or self.weighting.needs_target
+        predictions = (self.prediction, *(term.prediction for term in self.terms))
+        return self.weighting.needs_target or any(prediction.needs_target for prediction in predictions)
+
+    def set_progress(self, progress: float) -> None:
+        """Tell the inclusion which part of the training is done, 0..1, for a curriculum."""
+        self.inclusion.set_progress(progress)
 
     def blocks(
         self,
@@ -159,6 +181,7 @@ class Objective:
         labels = blocks.labels.flatten()[index]
         rows = head.to_rows(labels)
         inside = rows >= 0
+        further = [term.prediction for term in self.terms if not _same(term.prediction, self.prediction)]
         result = frozen_head_loss(
             hidden.flatten(0, 2).index_select(0, index),
             head,
@@ -167,6 +190,7 @@ class Objective:
             self._target_hidden(blocks, index, batch_last_hidden),
             target_head,
             self.chunk_size,
+            further,
         )
         predicted = head.to_ids(result.predicted)
         scores = Scores(
@@ -177,7 +201,14 @@ class Objective:
         counted = _spread(inside, mask)
         with torch.no_grad():
             weights = self.weighting.weights(blocks, scores).float().masked_fill(~counted, 0)
-        numerator, denominator = self.reduce(_spread(result.loss, mask), counted, weights)
+        losses = _spread(result.loss, mask)
+        numerator, denominator = self.reduce(losses, counted, weights)
+        rest = iter(result.further)
+        for term in self.terms:
+            own = losses if _same(term.prediction, self.prediction) else _spread(next(rest), mask)
+            value = term.values(own, mask, counted).sum()
+            # the first of several numerators takes it
+            numerator = numerator + value if numerator.ndim == 0 else torch.cat([numerator[:1] + value, numerator[1:]])
         return ObjectiveOutput(
             numerator=numerator,
             denominator=denominator.detach(),
@@ -212,6 +243,11 @@ class Objective:
         start = torch.arange(rows, device=index.device)[:, None, None] * length
         before = (start + blocks.label_positions - 1).flatten()[index]
         return last_hidden.flatten(0, 1).index_select(0, before)
+
+
+def _same(one: Prediction, other: Prediction) -> bool:
+    """Whether two predictions are the same function, so that it is computed once."""
+    return type(one) is type(other) and vars(one) == vars(other)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -59,9 +59,12 @@ class Uniform(Weighting):
 class ExponentialDecay(Weighting):
     """Weight ``exp(-(k - 1) / gamma)`` of the k-th slot from the first supervised one (DFlash, arXiv 2602.06036).
 
+    Behind a revealed prefix of l tokens that is ``exp(-(k - l - 1) / gamma)``, as D2SD (arXiv 2606.04446) anchors it.
+
     Args:
         gamma: Decay length in slots. None takes 7, 5 and 4 for blocks of 16, 10 and 8 as published, linear in between:
-            ``B / 2`` up to 10 slots, ``5 + (B - 10) / 3`` above.
+            ``B / 2`` up to 10 slots, ``5 + (B - 10) / 3`` above; a block of a shorter horizon takes that of its own
+            slots.
 
     Raises:
         ValueError: If ``gamma`` is not positive.
@@ -75,7 +78,7 @@ class ExponentialDecay(Weighting):
     @override
     def weights(self, blocks: BlockBatch, scores: Scores) -> Tensor:
         size = blocks.supervised.shape[-1]
-        gamma = self.gamma if self.gamma is not None else default_gamma(size)
+        gamma = default_gammas(blocks.slots.sum(-1, keepdim=True)) if self.gamma is None else self.gamma
         first = blocks.supervised.int().argmax(-1, keepdim=True)  # [N, A, 1], the first true
         distance = (torch.arange(size, device=first.device) - first).clamp(min=0)
         return torch.exp(-distance.float() / gamma)
@@ -83,4 +86,10 @@ class ExponentialDecay(Weighting):
 
 def default_gamma(block_size: int) -> float:
     """Published decay lengths for blocks of 8, 10 and 16 slots, continued linearly."""
-    return block_size / 2 if block_size <= 10 else 5 + (block_size - 10) / 3
+    return float(default_gammas(torch.tensor(block_size)))
+
+
+def default_gammas(slots: Tensor) -> Tensor:
+    """:func:`default_gamma` of many blocks: float32 of the shape of ``slots``."""
+    wide = slots.float()
+    return torch.where(slots <= 10, wide / 2, 5 + (wide - 10) / 3)

@@ -19,14 +19,14 @@ class TargetConfig:
         path: Hugging Face name, folder, ``.gguf`` file, or the built-in ``smollm2-135m-instruct``.
         dtype: Floating-point type of its weights: float32, bfloat16, or auto (bfloat16 on CUDA, else float32).
         attention: Attention implementation of transformers, or auto.
-        taps: Ids of the tapped layers, a number of evenly spaced taps, or null for 5 evenly spaced.
+        taps: Ids of the tapped layers, a number of evenly spaced taps, ``all``, or null for 5 evenly spaced.
         mask_token_id: Existing embedding row that fills the slots to draft; null picks one and stores it.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    taps: list[int] | int | None = None
+    taps: list[int] | int | Literal["all"] | None = None
     mask_token_id: int | None = None
 
     def load(self, device: torch.device) -> HFTarget:

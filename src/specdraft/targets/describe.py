@@ -9,14 +9,21 @@ from specdraft.types import TargetSpec, check_taps, evenly_spaced_taps
 
 
 def describe(
-    config: Any, name: str, taps: Sequence[int] | int | None, mask_token_id: int | None, *, rows: int, vocab_size: int
+    config: Any,
+    name: str,
+    taps: Sequence[int] | int | str | None,
+    mask_token_id: int | None,
+    *,
+    rows: int,
+    vocab_size: int,
 ) -> TargetSpec:
     """Fill the spec of a target.
 
     Args:
         config: Text config of the model.
         name: Name or folder of the target.
-        taps: Ids of the tapped layers, a number of evenly spaced ones, or None for five (fewer in a shallow target).
+        taps: Ids of the tapped layers, a number of evenly spaced ones, ``all`` layers, or None for five (fewer in a
+            shallow target).
         mask_token_id: Embedding row of undrafted slots, or None for the last one.
         rows: Rows of the input embedding.
         vocab_size: Rows of the head.
@@ -48,7 +55,11 @@ def describe(
     )
 
 
-def _taps(taps: Sequence[int] | int | None, layers: int) -> tuple[int, ...]:
+def _taps(taps: Sequence[int] | int | str | None, layers: int) -> tuple[int, ...]:
+    if isinstance(taps, str):
+        if taps != "all":
+            raise ValueError(f"taps {taps!r} is unknown; use all, a number, a list of layers, or null for five")
+        return tuple(range(layers))
     if taps is None:
         return evenly_spaced_taps(layers, min(5, layers))
     if isinstance(taps, int):

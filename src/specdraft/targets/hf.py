@@ -26,7 +26,7 @@ class HFTarget:
     Args:
         model: A causal LM of transformers.
         name: Name or folder of the target, stored in the spec.
-        taps: Ids of the tapped layers, a number of evenly spaced ones, or None for five.
+        taps: Ids of the tapped layers, a number of evenly spaced ones, ``all``, or None for five.
         mask_token_id: Existing embedding row for undrafted slots, or None for the last one.
         attention: Kernel of :meth:`features`: ``auto`` and ``sdpa`` are fused, ``eager`` is a slow reference.
         pack: ``auto`` packs linear layers where it pays (fp32 on the CPU, 3 to 64 rows), ``always`` also for one and
@@ -42,7 +42,7 @@ class HFTarget:
         model: Any,
         *,
         name: str,
-        taps: list[int] | tuple[int, ...] | int | None = None,
+        taps: list[int] | tuple[int, ...] | int | Literal["all"] | None = None,
         mask_token_id: int | None = None,
         attention: Literal["auto", "sdpa", "eager"] = "auto",
         pack: Literal["auto", "always", "never"] = "auto",

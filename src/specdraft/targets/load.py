@@ -22,7 +22,7 @@ def load_target(
     *,
     dtype: Literal["float32", "bfloat16", "auto"] = "float32",
     attention: Literal["auto", "sdpa", "eager"] = "auto",
-    taps: list[int] | int | None = None,
+    taps: list[int] | int | Literal["all"] | None = None,
     mask_token_id: int | None = None,
     device: torch.device | str = "cpu",
     pack: Literal["auto", "always", "never"] = "auto",
@@ -33,7 +33,7 @@ def load_target(
         path: Model name, folder with safetensors, ``.gguf`` file, or ``smollm2-135m-instruct``.
         dtype: Type of the weights; ``auto`` takes the one that they were saved in.
         attention: Kernel of the training features: ``auto`` and ``sdpa`` are fused, ``eager`` is a slow reference.
-        taps: Ids of the tapped layers, a number of evenly spaced ones, or None for five.
+        taps: Ids of the tapped layers, a number of evenly spaced ones, ``all``, or None for five.
         mask_token_id: Embedding row of undrafted slots, or None for the rule of
             :func:`specdraft.targets.mask_token.pick_mask_token`.
         device: Where the weights go.

@@ -174,7 +174,7 @@ def test_matmul_precision_is_restored(tmp_path, monkeypatch):
             seen.append(torch.get_float32_matmul_precision())
             return super().features(*args, **options)
 
-    monkeypatch.setattr("specdraft.data.features._has_amx", lambda: True)
+    monkeypatch.setattr("specdraft.data.features.has_fast_bf16", lambda: True)
     CachedFeatures(str(tmp_path / "a")).prepare(Watching(), rows(), "train")
     CachedFeatures(str(tmp_path / "b"), "float32").prepare(Watching(), rows(), "train")
     assert set(seen[:1]) == {"medium"}

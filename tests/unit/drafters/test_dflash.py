@@ -117,7 +117,7 @@ def test_taps_with_massive_activations_need_their_own_norm(make_blocks, spec) ->
     for tap_norm in (False, True):
         torch.manual_seed(1)
         drafter = DFlash(spec, num_layers=1, tap_norm=tap_norm)
-        before, after = drafter.fuse(blocks.features), drafter.fuse(changed.features)
+        before, after = drafter.fuse(blocks.features)[0], drafter.fuse(changed.features)[0]
         effect[tap_norm] = float((before - after).norm() / before.norm())
     assert effect[False] < 1e-2
     assert effect[True] > 0.3
@@ -191,3 +191,22 @@ def test_checkpoint_facts_say_how_to_use_the_weights(spec) -> None:
     assert facts["causal"] is True
     assert facts["sliding_window"] is None
     assert DFlash(spec, sample_from_anchor=True).num_drafts == DFlash(spec).num_drafts + 1
+
+
+def test_layer_fusion_gives_every_layer_its_own_mixture(make_blocks, spec) -> None:
+    """``c_l = hidden_norm(fc(sum_t softmax(mix_l)_t norm_t(tap_t)))`` (after DFlare, arXiv 2606.02091)."""
+    features = make_blocks().features
+    drafter = DFlash(spec, num_layers=2, block_size=4, layer_fusion=True, tap_norm=True)
+    assert torch.equal(drafter.tap_mix, torch.zeros(2, 3))
+    assert drafter.fc.weight.shape == (24, 24)
+    torch.nn.init.normal_(drafter.tap_mix)
+    for layer, context in enumerate(drafter.fuse(features)):
+        shares = torch.softmax(drafter.tap_mix[layer], -1)
+        taps = [norm(x) for norm, x in zip(drafter.tap_norms, features.split(24, -1), strict=True)]
+        mixed = sum(share * tap for share, tap in zip(shares, taps, strict=True))
+        torch.testing.assert_close(context, drafter.hidden_norm(mixed @ drafter.fc.weight.T), atol=1e-5, rtol=1e-5)
+    drafter(*make_blocks().tensors()).square().mean().backward()
+    assert (drafter.tap_mix.grad.abs() > 0).all()
+    assert drafter.fuse(features)[0].shape == (*features.shape[:2], 24)
+    shared = DFlash(spec, num_layers=2).fuse(features)
+    assert shared[0] is shared[1]

@@ -13,6 +13,7 @@ CASES = [
     {"causal": True},
     {"sliding_window": 6},
     {"causal": True, "sliding_window": 3},
+    {"layer_fusion": True, "tap_norm": True},
     {"tap_norm": True, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6},
 ]
 

@@ -8,6 +8,8 @@ from typing_extensions import override
 from specdraft.objectives import (
     CrossEntropy,
     KLDivergence,
+    LKHybrid,
+    NegativeLogAcceptance,
     Prediction,
     TargetChunk,
     TotalVariation,
@@ -147,3 +149,15 @@ def test_missing_parts_are_named(toy_head):
         frozen_head_loss(hidden, head, rows, TotalVariation(), None, None, 7)
     with pytest.raises(ValueError, match="chunk_size"):
         frozen_head_loss(hidden, head, rows, CrossEntropy(), None, None, 0)
+
+
+@pytest.mark.parametrize("kind", ["whole", "reduced", "softcap"])
+def test_several_losses_from_one_pass_equal_each_alone(toy_head, kind):
+    hidden, head, rows, target_hidden, full = example(toy_head, kind)
+    losses = [CrossEntropy(), TotalVariation(), NegativeLogAcceptance(), LKHybrid(), Squared()]
+    out = frozen_head_loss(hidden, head, rows, losses[0], target_hidden, full, 7, losses[1:])
+    for loss, got in zip(losses, (out.loss, *out.further), strict=True):
+        alone = frozen_head_loss(hidden, head, rows, loss, target_hidden, full, 7).loss
+        torch.testing.assert_close(got, alone)
+        gradients = [torch.autograd.grad(x.sum(), hidden, retain_graph=True)[0] for x in (got, alone)]
+        torch.testing.assert_close(*gradients)

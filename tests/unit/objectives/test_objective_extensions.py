@@ -1,7 +1,4 @@
-"""What is planned has to fit as a subclass: acceptance weights, first error, chain terms, sums of terms.
-
-Mixed horizons and unmasking are in test_inclusion.
-"""
+"""Weightings and terms of a user's own fit as subclasses; the built-in ones are tested apart."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def head(toy_head):
     return toy_head(torch.randn(V, H, generator=torch.Generator().manual_seed(7)))
 
 
-class AcceptanceWeighted(Weighting):
+class ToyAcceptance(Weighting):
     """Prefix product of label probabilities (exclusive), or of overlaps."""
 
     def __init__(self, overlap=False):
@@ -49,7 +46,7 @@ class AcceptanceWeighted(Weighting):
         return score.cumprod(-1) / score
 
 
-class FirstError(Weighting):
+class ToyFirstError(Weighting):
     """1 up to and including the first miss."""
 
     def weights(self, blocks, scores):
@@ -68,7 +65,7 @@ class WithChain(Objective):
 
 
 def test_no_gradient_flows_through_weights(batch, head):
-    objective = Objective(weighting=AcceptanceWeighted(), num_anchors=4)
+    objective = Objective(weighting=ToyAcceptance(), num_anchors=4)
     blocks = make_blocks(objective, batch)
     hidden = states(blocks)
     out = objective(hidden, blocks, head)
@@ -88,7 +85,7 @@ def test_no_gradient_flows_through_weights(batch, head):
 
 
 def test_overlap_scores_reach_the_weighting(batch, head):
-    objective = Objective(weighting=AcceptanceWeighted(overlap=True), num_anchors=4)
+    objective = Objective(weighting=ToyAcceptance(overlap=True), num_anchors=4)
     assert objective.needs_last_hidden
     blocks = make_blocks(objective, batch)
     hidden, last = states(blocks), last_hidden(batch)
@@ -101,7 +98,7 @@ def test_overlap_scores_reach_the_weighting(batch, head):
 
 
 def test_first_error_weighting_fits(batch, head):
-    objective = Objective(weighting=FirstError(), num_anchors=50)
+    objective = Objective(weighting=ToyFirstError(), num_anchors=50)
     blocks = make_blocks(objective, batch)
     hidden = states(blocks)
     with torch.no_grad():

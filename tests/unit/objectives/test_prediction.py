@@ -9,6 +9,8 @@ from specdraft.objectives import (
     CrossEntropy,
     DraftChunk,
     KLDivergence,
+    LKHybrid,
+    NegativeLogAcceptance,
     Prediction,
     TargetChunk,
     TotalVariation,
@@ -21,6 +23,9 @@ LOSSES = [
     KLDivergence(),
     KLDivergence(2.5),
     TotalVariation(),
+    NegativeLogAcceptance(),
+    LKHybrid(),
+    LKHybrid(0.5),
     WeightedSum([CrossEntropy(0.1), TotalVariation(), CrossEntropy()], [0.1, 1.8, -0.3]),
 ]
 
@@ -43,6 +48,12 @@ def slow(loss, q, label, p, full):
         p, q = ([x ** (1 / loss.temperature) for x in law] for law in (p, q))
         p, q = ([x / sum(law) for x in law] for law in (p, q))
         return loss.temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    if isinstance(loss, NegativeLogAcceptance):
+        return -math.log(sum(map(min, p, q)))
+    if isinstance(loss, LKHybrid):
+        acceptance = sum(map(min, p, q))
+        share = math.exp(-loss.eta * acceptance)
+        return share * slow(KLDivergence(), q, label, p, full) + (1 - share) * (1 - acceptance)
     q = q + [0.0] * (len(full) - len(q))
     return 0.5 * sum(abs(a - b) for a, b in zip(full, q, strict=True))
 
@@ -81,7 +92,7 @@ def test_total_variation_is_half_the_l1_norm():
 
 
 def test_what_needs_the_target():
-    assert [loss.needs_target for loss in LOSSES] == [False, False, True, True, True, True]
+    assert [loss.needs_target for loss in LOSSES] == [False, False, *[True] * 7]
     assert not WeightedSum([CrossEntropy()], [1.0]).needs_target
     for loss in LOSSES[2:]:
         with pytest.raises(ValueError, match="needs the target's last hidden states"):
@@ -94,6 +105,7 @@ def test_what_needs_the_target():
         (lambda: CrossEntropy(1.0), "label_smoothing"),
         (lambda: CrossEntropy(-0.1), "label_smoothing"),
         (lambda: KLDivergence(0), "temperature"),
+        (lambda: LKHybrid(-1), "eta must not be negative"),
         (lambda: WeightedSum([], []), "at least one"),
         (lambda: WeightedSum([CrossEntropy()], [1.0, 2.0]), "1 terms and 2 weights"),
         (lambda: WeightedSum([CrossEntropy()], [float("nan")]), "finite"),

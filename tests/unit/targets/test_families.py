@@ -5,6 +5,7 @@ from transformers import AutoConfig, GraniteConfig, LlamaConfig, Qwen3Config, T5
 
 from specdraft.targets.describe import describe
 from specdraft.targets.families import logit_multiplier, logit_softcap, refuse_unfit
+from specdraft.types import evenly_spaced_taps
 
 
 @pytest.mark.parametrize(
@@ -74,13 +75,22 @@ def test_description_is_plain_and_complete():
     assert type(spec.rope_parameters) is dict
     assert spec.taps == (1, 2, 3, 4, 5)
     assert spec.mask_token_id == 96
+    every = [describe(config, "x", taps, None, rows=100, vocab_size=97).taps for taps in ("all", 6, 7)]
+    assert every == [tuple(range(spec.num_layers)), *(evenly_spaced_taps(spec.num_layers, n) for n in (6, 7))]
     gemma = describe(AutoConfig.for_model("gemma3_text"), "g", [3], None, rows=9, vocab_size=9)
     assert gemma.rope_parameters["rope_theta"] == 1_000_000
 
 
 @pytest.mark.parametrize(
     ("taps", "message"),
-    [([-1], "tap -1"), ([1, 1], "named twice"), ([4], "tap 4 is out of range"), ([], "empty"), (0, "at least 1")],
+    [
+        ([-1], "tap -1"),
+        ([1, 1], "named twice"),
+        ([4], "tap 4 is out of range"),
+        ([], "empty"),
+        (0, "at least 1"),
+        ("every", "use all"),
+    ],
 )
 def test_bad_taps(taps, message):
     config = LlamaConfig(hidden_size=32, num_hidden_layers=4, num_attention_heads=4)
