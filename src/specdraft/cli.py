@@ -23,11 +23,12 @@ import specdraft.drafters
 import specdraft.objectives
 from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate, regenerate
+from specdraft.compare import compare
 from specdraft.data import ChatDataModule
 from specdraft.module import DraftingModule
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
 
-COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate}
+COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate, "compare": compare}
 
 
 class Parser(LightningArgumentParser):
