@@ -40,7 +40,7 @@ DSCOUT := $(basename $(notdir $(sort $(wildcard experiments/ablations/dscout_*.y
 
 ablation-dscout: $(STAMP)
 	$(foreach name,$(DSCOUT),$(BIN)/specdraft fit --config $(RUN) --config experiments/ablations/$(name).yaml \
-		$(call budget_$(BUDGET),$(name)) $(FIT) &&) $(BIN)/specdraft compare runs/
+		$(call budget_$(BUDGET),$(name)) $(FIT) &&) $(BIN)/specdraft compare --runs runs/
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest

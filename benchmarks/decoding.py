@@ -12,6 +12,7 @@ import argparse
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -154,7 +155,8 @@ def speculative_round(
 @torch.inference_mode()
 def correctors(target: HFTarget, drafter: Drafter, head: Any) -> list[str]:
     """Cost of one call of every corrector that is built from the spec alone, against a draft of the same shapes."""
-    spec, block = target.spec, drafter.block_size
+    spec = target.spec if head.token_ids is None else replace(target.spec, draft_vocab_size=len(head.token_ids))
+    block = drafter.block_size
     rows: list[list[object]] = []
     for batch in (1, 8):
         past = drafter.new_cache(batch, 300)
@@ -169,6 +171,7 @@ def correctors(target: HFTarget, drafter: Drafter, head: Any) -> list[str]:
                 continue
             try:
                 corrector = kind(spec).to(target.device).eval()
+                corrector.bind(target.embed)
                 corrector.propose(hidden, logits, ids[:, 0], 0.0, None, head)
             except Exception as error:  # one that needs more than the spec is no reason to stop
                 print(f"<!-- {name} left out: {error} -->")
@@ -182,14 +185,14 @@ def correctors(target: HFTarget, drafter: Drafter, head: Any) -> list[str]:
 
 
 def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
-    """A checkpoint with its draft vocabulary and with the whole head (D5)."""
+    """A checkpoint's drafter with its draft vocabulary and with the whole head, uncorrected (D5)."""
     target = module.target
     requests = requests_of(target, options.prompts, 64, stop=True)
     plain = [r.tokens for r in autoregressive_decode(target, requests, concurrency=1).results]
     rows: list[list[object]] = []
     for head in (target.head, module.draft_head):
         done = speculative_decode(
-            *(target, module.drafter, module.corrector, head, requests), mask_token_id=target.spec.mask_token_id
+            *(target, module.drafter, NoCorrector(target.spec), head, requests), mask_token_id=target.spec.mask_token_id
         )
         same = sum(a.tokens == b for a, b in zip(done.results, plain, strict=True))
         draft = 1e3 * done.timing.draft / done.steps

@@ -17,12 +17,13 @@ from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
 
 
 class SpeculativeDecoding(Callback):
-    """Decode held-out prompts with the drafter as it stands, against the lean autoregressive baseline of the same run.
+    """Decode held-out prompts with drafter and corrector as they stand, against the lean baseline of the same run.
 
     Logs under ``decode/``: ``mat`` (bonus counted, pooled over rounds), ``mat_drafts``, ``mat_prompt_mean``,
     ``mat_family/*``, ``tokens_per_second`` and ``ar_tokens_per_second`` (prefill apart), ``speedup``,
-    ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k`` and, when greedy, ``lossless``: the
-    fraction of outputs that equal the baseline's token for token. A figure of the acceptance per position and a
+    ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k``, ``exposure_gap`` (teacher-forced
+    ``val/mat`` minus ``decode/mat``) and, when greedy, ``lossless``: the fraction of outputs that equal the baseline's
+    token for token. A figure of the acceptance per position and a
     sample with accepted and corrected tokens marked go to TensorBoard. ``ModelCheckpoint`` and ``EarlyStopping`` can
     monitor every value.
 
@@ -151,8 +152,8 @@ class SpeculativeDecoding(Callback):
         requests, families = self._requests(trainer, module, split)
         generator = torch.Generator(device=module.device).manual_seed(self.seed + trainer.global_rank)
         drafter = module.drafter
-        training = drafter.training
-        drafter.eval()
+        training = module.training
+        module.eval()
         with trainer.precision_plugin.forward_context():
             baseline = autoregressive_decode(
                 module.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
@@ -170,7 +171,7 @@ class SpeculativeDecoding(Callback):
                 rule=self.rule,
                 generator=generator,
             )
-        drafter.train(training)
+        module.train(training)
         self._show(trainer, module, drafted)
         return self._values(trainer, module, baseline, drafted, families)
 
@@ -210,6 +211,10 @@ class SpeculativeDecoding(Callback):
             "decode/ar_tokens_per_second": ar_tokens / max(ar_seconds, 1e-9),
             "decode/num_prompts": count,
         }
+        # callbacks come before the module's own end of epoch, so that its metrics still hold this validation
+        teacher_forced = float(module.val_metrics.mat.compute())
+        if teacher_forced > 0:
+            values["decode/exposure_gap"] = teacher_forced - values["decode/mat"]
         values["decode/speedup"] = values["decode/tokens_per_second"] / max(values["decode/ar_tokens_per_second"], 1e-9)
         for name, part in zip(("draft", "correct", "verify", "host"), parts, strict=True):
             values[f"decode/round_ms/{name}"] = 1e3 * part / max(steps, 1)

@@ -25,11 +25,17 @@ from specdraft.arguments import option_words
 from specdraft.bench import bench
 from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate, regenerate
+from specdraft.compare import compare
 from specdraft.data import ChatDataModule
 from specdraft.module import DraftingModule
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
 
-COMMANDS: dict[str, Callable[..., Any]] = {"generate": generate, "regenerate": regenerate, "bench": bench}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "generate": generate,
+    "regenerate": regenerate,
+    "bench": bench,
+    "compare": compare,
+}
 
 
 class Parser(LightningArgumentParser):

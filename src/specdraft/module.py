@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,44 +12,22 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MeanMetric
 from typing_extensions import override
 
-from specdraft.checkpoints.facts import KEY, check_facts, checkpoint_facts
+from specdraft.checkpoints.facts import KEY, check_corrector, check_facts, checkpoint_facts
+from specdraft.correction import Corrected, TeacherForced, correct, label_ranks
 from specdraft.correctors import Corrector, NoCorrector
 from specdraft.drafters import DFlash, Drafter
-from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance, match_prefix
-from specdraft.objectives import Objective, ObjectiveOutput
+from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.targets import FrozenHead, HFTarget, load_target
+from specdraft.steps import divide_gradients, is_plain
+from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
-
-
-class NonFiniteLossError(RuntimeError):
-    """Training met a loss or gradient that is not a number; nothing of that step reached the weights."""
-
-
-@dataclass
-class TargetConfig:
-    """Where the frozen target comes from.
-
-    Attributes:
-        path: Hugging Face name, folder, ``.gguf`` file, or the built-in ``smollm2-135m-instruct``.
-        dtype: Floating-point type of its weights: float32, bfloat16, or auto (bfloat16 on CUDA, else float32).
-        attention: Attention implementation of transformers, or auto.
-        taps: Ids of the tapped layers, a number of evenly spaced taps, ``all``, or null for 5 evenly spaced.
-        mask_token_id: Existing embedding row that fills the slots to draft; null picks one and stores it.
-    """
-
-    path: str
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    attention: Literal["auto", "sdpa", "eager"] = "auto"
-    taps: list[int] | int | Literal["all"] | None = None
-    mask_token_id: int | None = None
+from specdraft.validation import ValidationMetrics
 
 
 class DraftingModule(LightningModule):
@@ -65,8 +43,9 @@ class DraftingModule(LightningModule):
         optimizer: Optimiser over the trainable parameters.
         lr_scheduler: Schedule made from the optimiser and the number of optimiser steps of the run.
         draft_vocab_size: Restrict the drafter's head to this many of the most frequent training tokens; null keeps all.
-        init_from: Checkpoint whose drafter weights to start from (a warm start, not a resume).
-        train_drafter: Train the drafter; false freezes it.
+        init_from: Checkpoint whose drafter weights to start from (a warm start, not a resume); the corrector's too
+            where it is the same one.
+        train_drafter: Train the drafter; false freezes it and trains the corrector alone.
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
@@ -78,7 +57,7 @@ class DraftingModule(LightningModule):
     drafter: Drafter
     corrector: Corrector
     draft_token_ids: Tensor
-    val_family_mat: nn.ModuleDict
+    val_metrics: ValidationMetrics
 
     def __init__(
         self,
@@ -98,7 +77,7 @@ class DraftingModule(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        if not _is_plain(dict(self.hparams)):
+        if not is_plain(dict(self.hparams)):
             # built in Python, not from a config: objects in a checkpoint could not be loaded with weights_only
             self.hparams.clear()
             self._hparams_initial.clear()  # type: ignore[operator, union-attr]
@@ -118,6 +97,7 @@ class DraftingModule(LightningModule):
         self._target: HFTarget | None = None
         self._draft_head: FrozenHead | None = None
         self._pending_denominator: Tensor | None = None
+        self._total_steps = 0
         # -1 marks an index map that has not been chosen yet
         self.register_buffer("draft_token_ids", torch.full((draft_vocab_size or 0,), -1, dtype=torch.int64))
 
@@ -127,24 +107,15 @@ class DraftingModule(LightningModule):
     def target(self) -> HFTarget:
         """The frozen target, loaded at the first use."""
         if self._target is None:
-            config = self.target_config
-            dtype = config.dtype
-            if dtype == "auto":
-                dtype = "bfloat16" if self._root_device().type == "cuda" else "float32"
-            self._target = load_target(
-                config.path,
-                dtype=dtype,
-                attention=config.attention,
-                taps=config.taps,
-                mask_token_id=config.mask_token_id,
-                device=self._root_device(),
-            )
+            self._target = self.target_config.load(self._root_device())
         return self._target
 
     @target.setter
     def target(self, target: HFTarget) -> None:
         self._target = target
         self._draft_head = None
+        if self.corrector is not None:
+            self.corrector.bind(target.embed)
 
     @property
     def draft_head(self) -> FrozenHead:
@@ -171,10 +142,8 @@ class DraftingModule(LightningModule):
         """Construct drafter, corrector and metrics for the target's spec; does nothing the second time."""
         if self.drafter is not None:
             return
-        self._build()
         data = self.trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-        families = data.family_names() if data is not None else []
-        self.val_family_mat = nn.ModuleDict({name: MeanAcceptedTokens() for name in families})
+        self._build(data.family_names() if data is not None else [])
         if self._trainer is None or self.trainer.state.fn != "fit":
             return
         if self.init_from:
@@ -184,29 +153,38 @@ class DraftingModule(LightningModule):
                 raise ValueError("draft_vocab_size counts the training tokens: fit with a data module")
             self._choose_draft_vocabulary(data.token_counts())
 
-    def _build(self) -> None:
+    def _build(self, families: list[str]) -> None:
         spec = self.target.spec
+        size = self.draft_vocab_size or spec.vocab_size
+        if not 0 < size <= spec.vocab_size:
+            raise ValueError(f"draft_vocab_size {size} must be in 1..{spec.vocab_size}, the target's vocabulary")
         self.drafter = self.make_drafter(spec)
-        self.corrector = self.make_corrector(spec)
+        self.corrector = self.make_corrector(replace(spec, draft_vocab_size=size))
+        self.corrector.bind(self.target.embed)
         self.drafter.requires_grad_(self.train_drafter)
         if self.compile_drafter:
             self.drafter.compile()
-        self.val_acceptance = PrefixAcceptance(self.drafter.num_drafts)
-        self.val_mat = MeanAcceptedTokens()
-        self.val_loss = MeanMetric()
+        drafts, first, candidates = self.drafter.num_drafts, self.drafter.first_slot, self.corrector.candidates
+        self.val_metrics = ValidationMetrics(drafts, first, candidates, families)
+
+    @override
+    def train(self, mode: bool = True) -> DraftingModule:
+        super().train(mode)
+        if self.drafter is not None and not self.train_drafter:
+            self.drafter.eval()  # frozen weights run as they will decode
+        return self
 
     def _choose_draft_vocabulary(self, counts: Tensor) -> None:
         size, vocabulary = self.draft_vocab_size, self.target.spec.vocab_size
-        assert size is not None
-        if not 0 < size <= vocabulary:
-            raise ValueError(f"draft_vocab_size {size} must be in 1..{vocabulary}, the target's vocabulary")
         ranked = torch.sort(counts, descending=True, stable=True).indices[:size]
         self.draft_token_ids.copy_(ranked.sort().values)
         covered = counts[ranked].sum() / counts.sum().clamp(min=1)
         rank_zero_info(f"draft vocabulary: {size} of {vocabulary} rows cover {covered:.2%} of the training tokens")
 
     def warm_start(self, path: str) -> None:
-        """Take drafter weights and draft vocabulary from a checkpoint that fits.
+        """Take drafter weights, draft vocabulary and those of the same corrector from a checkpoint that fits.
+
+        A corrector of another class or shape starts anew.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -221,39 +199,49 @@ class DraftingModule(LightningModule):
         if self.draft_vocab_size:
             self.draft_token_ids.copy_(state["draft_token_ids"])
             self._draft_head = None
+        own = self.corrector.state_dict()
+        corrector = {k[10:]: v for k, v in state.items() if k.startswith("corrector.")}
+        same = found[KEY].get("corrector") == self._facts()["corrector"]
+        if own and same and {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in corrector.items()}:
+            self.corrector.load_state_dict(corrector)
+        elif own:
+            rank_zero_info(f"{path} holds no {type(self.corrector).__name__} like this one: the corrector starts anew")
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         trainable = [p for p in self.parameters() if p.requires_grad]
         if not trainable:
             raise ValueError("nothing to train: the drafter is frozen and the corrector has no parameters")
+        if not self.train_drafter and not self.init_from and self.trainer.ckpt_path is None:
+            raise ValueError("train_drafter is false, but there is no trained drafter: set init_from to its checkpoint")
+        self._total_steps = int(self.trainer.estimated_stepping_batches)
         optimizer = self.make_optimizer(trainable)
-        scheduler = self.make_scheduler(optimizer, int(self.trainer.estimated_stepping_batches))
+        scheduler = self.make_scheduler(optimizer, self._total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # ------------------------------------------------------------------ steps
+
+    @property
+    def training_fraction(self) -> float:
+        """Fraction of the run's optimiser steps that are done, 0..1; 1 outside of training."""
+        return min(1.0, self.global_step / self._total_steps) if self._total_steps and self.training else 1.0
 
     @override
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
-            self.objective.set_progress(self.global_step / self.trainer.estimated_stepping_batches)
-            blocks = self.objective.blocks(
-                batch,
-                block_size=self.drafter.block_size,
-                first_slot=self.drafter.first_slot,
-                mask_token_id=self.target.spec.mask_token_id,
-                generator=self._generator(batch_idx),
-            )
-            out = self._objective(batch, blocks)
+            self.objective.set_progress(self.training_fraction)
+            blocks = self.objective.blocks(batch, **self._shape(), generator=self._generator(batch_idx))
+            out, _ = self._corrected(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
-        self.log("train/accuracy", out.correct.sum() / out.supervised.clamp(min=1))
-        self.log_dict(out.training_values(self.drafter.first_slot))
+        hits = (out.predicted_ids == blocks.labels) & blocks.supervised
+        self.log("train/accuracy", hits.sum() / blocks.supervised.sum().clamp(min=1))
+        parts = {f"train/{name}": value for name, value in out.parts.items()}
+        self.log_dict(parts | out.base.training_values(self.drafter.first_slot))
         # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
-        numerator, denominator = _as_scalars(out)
         pending = self._pending_denominator
-        self._pending_denominator = denominator if pending is None else pending + denominator
-        return numerator
+        self._pending_denominator = out.denominator if pending is None else pending + out.denominator
+        return out.numerator
 
     @override
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -264,61 +252,28 @@ class DraftingModule(LightningModule):
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         assert self._pending_denominator is not None
-        world = self.trainer.world_size
-        total = self.trainer.strategy.reduce(self._pending_denominator, reduce_op="sum").clamp(min=1e-12)
-        self._pending_denominator = None
-        # Lightning divided each loss by the accumulation steps and DDP averaged over ranks: undo both
-        scale = self.trainer.accumulate_grad_batches * world / total
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_mul_(gradients, scale)
-        norm = nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm):
-            raise NonFiniteLossError(
-                f"loss or gradient is not finite at step {self.global_step} (gradient norm {float(norm)}); the weights "
-                "still hold the previous step. Lower the learning rate, set gradient_clip_val, or resume from the "
-                "last checkpoint"
-            )
+        pending, self._pending_denominator = self._pending_denominator, None
+        norm = divide_gradients(optimizer, pending, self.trainer)
         self.log("train/grad_norm", norm)
 
     @override
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
-            blocks = self.objective.validation_blocks(
-                batch,
-                block_size=self.drafter.block_size,
-                first_slot=self.drafter.first_slot,
-                mask_token_id=self.target.spec.mask_token_id,
-                limit=self.val_anchors,
-            )
-            out = self._objective(batch, blocks)
-        drafts = slice(self.drafter.first_slot, None)
-        accepted, drafted = match_prefix(
-            out.predicted_ids[..., drafts], blocks.labels[..., drafts], blocks.supervised[..., drafts]
-        )
-        counted = drafted > 0
-        self.val_loss.update(out.loss, _as_scalars(out)[1])
-        self.val_acceptance.update(accepted[counted], drafted[counted])
-        self.val_mat.update(accepted[counted])
-        for row, family in enumerate(batch.families):
-            if family in self.val_family_mat:
-                self.val_family_mat[family].update(accepted[row][counted[row]])  # type: ignore[operator]
+            blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
+            out, hidden = self._corrected(batch, blocks)
+            ranks = label_ranks(hidden, blocks, self.draft_head, self.objective.chunk_size)
+        self.val_metrics.loss.update(out.loss, out.denominator)
+        self.val_metrics.update(blocks, out.predicted_ids, out.base.predicted_ids, ranks, batch.families)
+        for name, value in out.parts.items():
+            self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch.input_ids), sync_dist=True)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        values = {
-            name: value.flatten() for name, value in self.val_acceptance.compute().items()
-        }  # K = 1 comes as a scalar
-        logged = {"val/loss": self.val_loss.compute(), "val/mat_drafts": self.val_mat.compute() - 1}
-        for k in range(self.drafter.num_drafts):
-            logged[f"val/survival_at/{k + 1}"] = values["survival"][k]
-            logged[f"val/accept_at/{k + 1}"] = values["acceptance"][k]
-        for family, metric in self.val_family_mat.items():
-            logged[f"val/mat_family/{family}"] = metric.compute()  # type: ignore[operator]
-        self.log("val/mat", self.val_mat.compute(), prog_bar=True)
-        self.log_dict(logged)
-        for metric in (self.val_acceptance, self.val_mat, self.val_loss, *self.val_family_mat.values()):
-            metric.reset()  # type: ignore[operator]
+        values = self.val_metrics.compute()
+        self.log("val/mat", values.pop("val/mat"), prog_bar=True)
+        self.log_dict(values)
+        self.val_metrics.reset()
 
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
@@ -327,14 +282,8 @@ class DraftingModule(LightningModule):
     def predict_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
         """Teacher-forced drafts: predicted ids, labels and supervision, each ``[N, A, B]``, for offline analysis."""
         batch = self._with_features(batch)
-        blocks = self.objective.validation_blocks(
-            batch,
-            block_size=self.drafter.block_size,
-            first_slot=self.drafter.first_slot,
-            mask_token_id=self.target.spec.mask_token_id,
-            limit=self.val_anchors,
-        )
-        out = self._objective(batch, blocks)
+        blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
+        out, _ = self._corrected(batch, blocks)
         return {
             "anchors": blocks.anchors,
             "predicted": out.predicted_ids,
@@ -349,13 +298,31 @@ class DraftingModule(LightningModule):
             batch.features, batch.last_hidden = out.features, out.hidden
         return batch
 
-    def _objective(self, batch: DraftBatch, blocks: BlockBatch) -> ObjectiveOutput:
+    def _shape(self) -> dict[str, int]:
+        return {
+            "block_size": self.drafter.block_size,
+            "first_slot": self.drafter.first_slot,
+            "mask_token_id": self.target.spec.mask_token_id,
+        }
+
+    def _corrected(self, batch: DraftBatch, blocks: BlockBatch) -> tuple[Corrected, Tensor]:
+        """Losses and teacher-forced choices, and the drafter's output ``[N, A, B, H]``."""
         assert batch.features is not None
         embeds = self.target.embed(blocks.tokens).to(torch.float32)
-        hidden = self.drafter(
-            batch.features, embeds, blocks.anchors, blocks.slots, batch.document_ids, batch.position_ids
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.train_drafter):
+            hidden = self.drafter(
+                batch.features, embeds, blocks.anchors, blocks.slots, batch.document_ids, batch.position_ids
+            )
+        given = TeacherForced(
+            blocks,
+            self.drafter.first_slot,
+            self.draft_head,
+            self.target.head,
+            batch.last_hidden,
+            self.train_drafter,
+            self.training_fraction,
         )
-        return self.objective(hidden, blocks, self.draft_head, batch.last_hidden, self.target.head)
+        return correct(self.objective, self.corrector, hidden, given), hidden
 
     def _generator(self, batch_idx: int) -> torch.Generator:
         # a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
@@ -368,7 +335,8 @@ class DraftingModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def _facts(self) -> dict[str, Any]:
-        return checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size)
+        corrector = {"class": type(self.corrector).__name__, **self.corrector.extra_state_for_checkpoint()}
+        return checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size, corrector)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -378,21 +346,5 @@ class DraftingModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
         check_facts(checkpoint, self._facts(), "given by --ckpt_path")
+        check_corrector(checkpoint, self._facts(), "given by --ckpt_path")
         self._draft_head = None
-
-
-def _as_scalars(out: ObjectiveOutput) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator as scalars; further terms are brought to the first one's denominator."""
-    if out.numerator.ndim == 0:
-        return out.numerator, out.denominator
-    first = out.denominator[0]
-    return (out.numerator * (first / torch.where(out.denominator > 0, out.denominator, 1))).sum(), first
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value holds builtins only."""
-    if isinstance(value, dict):
-        return all(_is_plain(v) for v in value.values())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(v) for v in value)
-    return value is None or type(value) in (str, int, float, bool)

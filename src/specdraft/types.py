@@ -71,6 +71,7 @@ class TargetSpec:
         taps: Ids of the tapped layers: ``i`` is the output of layer ``i``, HF ``hidden_states[i + 1]``
             (default: 5 evenly spaced, fewer for a shallow target).
         mask_token_id: The existing embedding row that fills undrafted slots (default: the last row).
+        draft_vocab_size: Rows D of the draft vocabulary (default: ``vocab_size``).
     """
 
     name: str
@@ -86,6 +87,7 @@ class TargetSpec:
     max_position_embeddings: int = 32768
     taps: tuple[int, ...] = ()
     mask_token_id: int = -1
+    draft_vocab_size: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "num_layers"):
@@ -93,11 +95,8 @@ class TargetSpec:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  (frozen dataclass)
         if not self.head_dim:
-            heads = self.num_attention_heads
-            put(
-                "head_dim",
-                self.hidden_size // heads if heads else 64 if self.hidden_size % 64 == 0 else self.hidden_size,
-            )
+            width = 64 if self.hidden_size % 64 == 0 else self.hidden_size
+            put("head_dim", self.hidden_size // self.num_attention_heads if self.num_attention_heads else width)
         if not self.num_attention_heads:
             put("num_attention_heads", max(1, self.hidden_size // self.head_dim))
         if not self.num_key_value_heads:
@@ -107,6 +106,8 @@ class TargetSpec:
         put("taps", tuple(self.taps) or evenly_spaced_taps(self.num_layers, min(5, self.num_layers)))
         if self.mask_token_id == -1:
             put("mask_token_id", self.vocab_size - 1)
+        if not self.draft_vocab_size:
+            put("draft_vocab_size", self.vocab_size)
         check_taps(self.taps, self.num_layers)
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(

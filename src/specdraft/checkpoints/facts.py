@@ -10,12 +10,15 @@ from specdraft.types import TargetSpec
 KEY = "specdraft"
 
 
-def checkpoint_facts(spec: TargetSpec, drafter: Drafter, draft_vocab_size: int | None) -> dict[str, Any]:
+def checkpoint_facts(
+    spec: TargetSpec, drafter: Drafter, draft_vocab_size: int | None, corrector: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything that decides how the weights must be used; builtins only, for ``weights_only`` loading."""
     return {
         "spec": spec.to_dict(),
         "drafter": {"class": type(drafter).__name__, **drafter.extra_state_for_checkpoint()},
         "draft_vocab_size": draft_vocab_size,
+        "corrector": corrector or {"class": "NoCorrector"},
     }
 
 
@@ -33,6 +36,17 @@ def check_facts(found: dict[str, Any], wanted: dict[str, Any], path: str) -> Non
     for fact in wanted["drafter"]:
         _same(f"drafter {fact}", facts["drafter"].get(fact), wanted["drafter"][fact], path, "model.drafter")
     _same("draft_vocab_size", facts["draft_vocab_size"], wanted["draft_vocab_size"], path, "model")
+
+
+def check_corrector(found: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
+    """Refuse a checkpoint whose corrector is another one; a warm start need not ask.
+
+    Raises:
+        ValueError: Naming both values of the first fact that differs.
+    """
+    facts = found[KEY].get("corrector", {"class": "NoCorrector"})
+    for fact in wanted["corrector"]:
+        _same(f"corrector {fact}", facts.get(fact), wanted["corrector"][fact], path, "model.corrector")
 
 
 def _same(fact: str, found: Any, wanted: Any, path: str, where: str) -> None:

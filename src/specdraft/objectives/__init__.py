@@ -18,6 +18,7 @@ from specdraft.objectives.prediction import (
     TotalVariation,
     WeightedSum,
 )
+from specdraft.objectives.slot_loss import SlotLoss
 from specdraft.objectives.unmasking import IntraBlockUnmasking
 from specdraft.objectives.weighting import ExponentialDecay, Scores, Uniform, Weighting, default_gamma, default_gammas
 
@@ -42,6 +43,7 @@ __all__ = [
     "ObjectiveOutput",
     "Prediction",
     "Scores",
+    "SlotLoss",
     "TargetChunk",
     "TotalVariation",
     "Uniform",

@@ -1,0 +1,93 @@
+"""Teacher-forced validation: every metric of a run in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from specdraft.metrics import CandidateRecall, MeanAcceptedTokens, OraclePrefix, PrefixAcceptance, match_prefix
+from specdraft.types import BlockBatch
+
+
+class ValidationMetrics(nn.Module):
+    """Pooled metrics of corrected and uncorrected teacher-forced drafts.
+
+    Args:
+        num_drafts: Drafts K of a full round.
+        first_slot: First slot that predicts a token.
+        candidates: Candidates per slot of the corrector; recall is shown for 1, 4, 16 and this number.
+        families: Names of the families of prompts.
+    """
+
+    def __init__(self, num_drafts: int, first_slot: int, candidates: int, families: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.num_drafts = num_drafts
+        self.drafts = slice(first_slot, None)
+        self.acceptance = PrefixAcceptance(num_drafts)
+        self.mat = MeanAcceptedTokens()
+        self.base_mat = MeanAcceptedTokens()
+        self.loss = MeanMetric()
+        self.recall = CandidateRecall(sorted({1, 4, 16, candidates}))
+        self.oracle = OraclePrefix(candidates)
+        self.family_mat = nn.ModuleDict({name: MeanAcceptedTokens() for name in families})
+
+    def update(
+        self,
+        blocks: BlockBatch,
+        predicted: Tensor,
+        base_predicted: Tensor,
+        ranks: Tensor,
+        families: Sequence[str],
+    ) -> None:
+        """Add the blocks of a batch.
+
+        Args:
+            blocks: The blocks.
+            predicted: ``[N, A, B]`` int64, the corrected choice of every slot.
+            base_predicted: ``[N, A, B]`` int64, the drafter's own choice.
+            ranks: ``[N, A, B]`` int64, place of each label among the drafter's logits.
+            families: Family of each row, or nothing.
+        """
+        labels, supervised = blocks.labels[..., self.drafts], blocks.supervised[..., self.drafts]
+        accepted, drafted = match_prefix(predicted[..., self.drafts], labels, supervised)
+        base_accepted, _ = match_prefix(base_predicted[..., self.drafts], labels, supervised)
+        counted = drafted > 0
+        self.acceptance.update(accepted[counted], drafted[counted])
+        self.mat.update(accepted[counted])
+        self.base_mat.update(base_accepted[counted])
+        ranks = ranks[..., self.drafts]
+        self.recall.update(ranks[supervised])
+        self.oracle.update(ranks[counted], supervised[counted])
+        for row, family in enumerate(families):
+            if family in self.family_mat:
+                self.family_mat[family].update(accepted[row][counted[row]])  # type: ignore[operator]
+
+    def compute(self) -> dict[str, Tensor]:
+        """Every value by the name under which it is logged."""
+        # K = 1 comes as a scalar
+        curves = {name: value.flatten() for name, value in self.acceptance.compute().items()}
+        mat = self.mat.compute()
+        values = {
+            "val/loss": self.loss.compute(),
+            "val/mat": mat,
+            "val/mat_drafts": mat - 1,
+            "val/base_mat": self.base_mat.compute(),
+            "val/oracle_prefix": self.oracle.compute(),
+        }
+        for k, recall in zip(self.recall.ks, self.recall.compute().flatten(), strict=True):
+            values[f"val/candidate_recall@{k}"] = recall
+        for k in range(self.num_drafts):
+            values[f"val/survival_at/{k + 1}"] = curves["survival"][k]
+            values[f"val/accept_at/{k + 1}"] = curves["acceptance"][k]
+        for family, metric in self.family_mat.items():
+            values[f"val/mat_family/{family}"] = metric.compute()  # type: ignore[operator]
+        return values
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for metric in (self.acceptance, self.mat, self.base_mat, self.loss, self.recall, self.oracle):
+            metric.reset()
+        for family_metric in self.family_mat.values():
+            family_metric.reset()  # type: ignore[operator]
