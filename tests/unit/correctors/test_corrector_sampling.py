@@ -79,8 +79,6 @@ def test_greedy_decoding_is_lossless(name, sample_from_anchor):
 @pytest.mark.parametrize("sample", [True, False])
 @pytest.mark.parametrize("name", ["vanilla", "rnn", "domino", "selector", "dcoco_first"])
 def test_sampled_decoding_is_lossless(name, sample, rule):
-    if rule == "block" and not sample:
-        pytest.skip("one rule for point masses")
     count, params = 4000, SamplingParams(temperature=1.5)
     target = StubTarget(vocab=4, states=31)
     done = speculative_decode(

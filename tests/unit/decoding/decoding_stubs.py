@@ -33,7 +33,7 @@ class StubHead:
         return rows if self.token_ids is None else self.token_ids[rows]
 
     def to_rows(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise AssertionError("decoding never asks for the rows of target ids")
 
 
 class StubTarget:
