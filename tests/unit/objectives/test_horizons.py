@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from inclusion_blocks import MASK, build
 
 from specdraft.objectives import (
     ExponentialDecay,
@@ -14,30 +15,14 @@ from specdraft.objectives import (
     MixedHorizon,
     Objective,
     Scores,
-    all_anchors,
     default_gamma,
     sample_anchors,
 )
-
-MASK = 49
 
 
 @pytest.fixture
 def long(make_batch):
     return make_batch([["a" * 400], ["u" + "a" * 300]])
-
-
-def build(inclusion, batch, size=8, first_slot=1, seed=0):
-    anchors, valid = all_anchors(batch, 1000)
-    return inclusion.build(
-        batch,
-        anchors,
-        valid,
-        block_size=size,
-        first_slot=first_slot,
-        mask_token_id=MASK,
-        generator=torch.Generator().manual_seed(seed),
-    )
 
 
 @pytest.mark.parametrize("first_slot", [0, 1])

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from inclusion_blocks import MASK, build
 
 from specdraft.objectives import (
     ExponentialDecay,
@@ -13,24 +14,8 @@ from specdraft.objectives import (
     IntraBlockUnmasking,
     MixedHorizon,
     Scores,
-    all_anchors,
 )
 from specdraft.objectives.unmasking import longest_prefix, truncated_geometric
-
-MASK = 60  # no token of the batches
-
-
-def build(inclusion, batch, size=8, first_slot=1, seed=0):
-    anchors, valid = all_anchors(batch, 1000)
-    return inclusion.build(
-        batch,
-        anchors,
-        valid,
-        block_size=size,
-        first_slot=first_slot,
-        mask_token_id=MASK,
-        generator=torch.Generator().manual_seed(seed),
-    )
 
 
 def own_token(batch, blocks, n, a, i):
