@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
+from specdraft.data.selection import dealt
 from specdraft.decoding import DecodeResult, Request, SamplingParams, autoregressive_decode, speculative_decode
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
+from specdraft.targets.packing import packed_linears
 
 
 class SpeculativeDecoding(Callback):
@@ -31,7 +34,7 @@ class SpeculativeDecoding(Callback):
     the evaluation does not change the training.
 
     Args:
-        num_prompts: Prompts to decode, taken evenly from the validation set; null takes all.
+        num_prompts: Prompts to decode, dealt evenly over the families of the validation set; null takes all.
         max_new_tokens: Tokens per prompt at most.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Nucleus of the target's distribution.
@@ -140,9 +143,7 @@ class SpeculativeDecoding(Callback):
         prompts = trainer.datamodule.prompts(split)  # type: ignore[attr-defined]
         if not prompts:
             raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
-        count = min(self.num_prompts or len(prompts), len(prompts))
-        # evenly spread, so that a file sorted by family is covered
-        chosen = [prompts[i * len(prompts) // count] for i in range(count)]
+        chosen = dealt(prompts, [prompt.family for prompt in prompts], self.num_prompts)
         mine = chosen[trainer.global_rank :: trainer.world_size]
         stops = module.target.stop_token_ids
         requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops) for prompt in mine]
@@ -154,7 +155,9 @@ class SpeculativeDecoding(Callback):
         drafter = module.drafter
         training = module.training
         module.eval()
-        with trainer.precision_plugin.forward_context():
+        # a compiled drafter holds on to its layers, so these stay as they are
+        packed = nullcontext() if getattr(module, "compile_drafter", False) else packed_linears(drafter)
+        with trainer.precision_plugin.forward_context(), packed:
             baseline = autoregressive_decode(
                 module.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
             )

@@ -76,8 +76,10 @@ def correct(objective: Objective, corrector: Corrector, hidden: Tensor, given: T
     out = objective(hidden if base_weight else hidden.detach(), given.blocks, *heads)
     numerator, denominator = as_scalars(out)
     base_loss = numerator.detach() / torch.where(denominator > 0, denominator, 1)
-    batch, kept = correction_batch(objective, hidden, out, given)
-    correction = corrector(batch)
+    correction = None
+    if corrector.has_loss:
+        batch, kept = correction_batch(objective, hidden, out, given)
+        correction = corrector(batch)
     if correction is None:
         return Corrected(numerator, denominator, out.predicted_ids, out, {"base_loss": base_loss})
     total = batch.weights.sum()

@@ -17,6 +17,7 @@ from specdraft.bench.profile import write_trace
 from specdraft.bench.report import line, write_reports
 from specdraft.callbacks.provenance import provenance
 from specdraft.commands import encode_prompt, load_module, prompt_rows
+from specdraft.data.selection import dealt
 from specdraft.decoding import (
     DecodeResult,
     OnFinish,
@@ -63,7 +64,7 @@ def bench(
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution; 0 keeps all.
         max_new_tokens: Tokens per prompt at most.
-        num_prompts: Prompts to decode, taken evenly from the file; null takes all.
+        num_prompts: Prompts to decode, dealt evenly over the families of the file; null takes all.
         baseline: Measure transformers.generate as well.
         out: Folder to write.
         resume: Continue the interrupted run in ``out``.
@@ -79,7 +80,7 @@ def bench(
         raise ValueError(f"temperature {temperatures} must name at least one value, each once")
     if max_new_tokens < 2:
         raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first token is the prefill's")
-    rows = _evenly(prompt_rows(prompts), num_prompts, prompts)
+    rows = _chosen(prompt_rows(prompts), num_prompts, prompts)
     if max(levels) > len(rows):
         raise ValueError(
             f"concurrency {max(levels)} needs at least as many prompts, but there are {len(rows)}; "
@@ -264,15 +265,15 @@ def _numbers(name: str, values: list[int] | None, default: list[int]) -> list[in
     return values
 
 
-def _evenly(rows: list[dict[str, Any]], count: int | None, name: str) -> list[dict[str, Any]]:
-    """``count`` rows, spread evenly so that a file sorted by family is covered."""
+def _chosen(rows: list[dict[str, Any]], count: int | None, name: str) -> list[dict[str, Any]]:
+    """``count`` rows, dealt over the families."""
     if not rows:
         raise ValueError(f"{name} holds no prompts; give at least one row")
     if count is None:
         return rows
     if not 1 <= count <= len(rows):
         raise ValueError(f"num_prompts {count} must be in 1..{len(rows)}, the prompts of {name}")
-    return [rows[i * len(rows) // count] for i in range(count)]
+    return dealt(rows, [row.get("family") or "" for row in rows], count)
 
 
 def _labels(paths: list[str]) -> list[str]:

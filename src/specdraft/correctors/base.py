@@ -94,6 +94,11 @@ class Corrector(nn.Module, ABC):
         embedded = self._embed(ids)
         return embedded.to(next(self.parameters()).dtype)
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is anything to train: :meth:`forward` is defined."""
+        return type(self).forward is not Corrector.forward
+
     def loss_weights(self, progress: float) -> tuple[float, float]:
         """Weights of the drafter's own loss and of the corrector's in joint training.
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import chain, zip_longest
+from typing import TypeVar
 
 from specdraft.data.rows import Row
+
+Item = TypeVar("Item")
 
 
 def by_family(rows: Sequence[Row], families: Collection[str] | None) -> list[Row]:
@@ -51,6 +56,31 @@ def at_most(rows: Sequence[Row], count: int | None) -> list[Row]:
         return list(rows)
     chosen = sorted(range(len(rows)), key=lambda i: (_place("subset", rows[i].id), i))[:count]
     return [rows[i] for i in sorted(chosen)]
+
+
+def dealt(items: Sequence[Item], families: Sequence[str], count: int | None) -> list[Item]:
+    """Deal ``count`` items, one of every family in turn, so that a small number covers all of them.
+
+    Within a family the items are taken evenly from its whole length.
+
+    Args:
+        items: The items.
+        families: The family of each.
+        count: How many to take, at least 1; None or more than there are keeps all, in their order.
+    """
+    if count is None or count >= len(items):
+        return list(items)
+    members = defaultdict(list)
+    for item, family in zip(items, families, strict=True):
+        members[family].append(item)
+    # how many each family gives when the turns go round, then which of its own
+    turns = list(chain(*zip_longest(*([name] * len(group) for name, group in members.items()))))
+    given = [name for name in turns if name is not None][:count]
+    shares = {name: given.count(name) for name in members}
+    chosen = {
+        name: [group[i * len(group) // n] for i in range(n)] for name, group in members.items() if (n := shares[name])
+    }
+    return [chosen[name].pop(0) for name in given]
 
 
 def _place(purpose: str, name: str) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import override
 
 from specdraft.attention import decoding_mask, folded_attention
@@ -138,15 +139,28 @@ class DFlash(Drafter):
                 f"{list(self.spec.taps)} of {self.spec.hidden_size} = {self.spec.feature_size}; extract those taps"
             )
         features = features.to(self.fc.weight.dtype)
-        if self.tap_norms is not None:
-            taps = features.unflatten(-1, (len(self.tap_norms), -1)).unbind(-2)
-            features = torch.cat([norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True)], -1)
+        if self.tap_norms is None:
+            weight = None
+        elif torch.is_grad_enabled() and self.tap_mix is None:
+            # the weights of the norms are folded into fc: no gradient has to reach the features, the largest tensor
+            features = self._tap_norms(features, affine=False)
+            weight = self.fc.weight * torch.cat([norm.weight for norm in self.tap_norms])  # type: ignore[operator]
+        else:
+            features, weight = self._tap_norms(features, affine=True), None
         if self.tap_mix is None:
-            return [self.hidden_norm(self.fc(features))] * self.num_layers
+            fused = self.fc(features) if weight is None else F.linear(features, weight)
+            return [self.hidden_norm(fused)] * self.num_layers
         mixed = torch.einsum(
             "nlth,dt->dnlh", features.unflatten(-1, (len(self.spec.taps), -1)), self.tap_mix.softmax(-1)
         )
         return list(self.hidden_norm(self.fc(mixed)))
+
+    def _tap_norms(self, features: Tensor, affine: bool) -> Tensor:
+        """Every tap of ``[N, n, T * H]`` normalised on its own."""
+        assert self.tap_norms is not None
+        taps = features.unflatten(-1, (len(self.tap_norms), -1)).unbind(-2)
+        normed = [norm(tap) if affine else norm.scale(tap) for norm, tap in zip(self.tap_norms, taps, strict=True)]  # type: ignore[operator]
+        return torch.cat(normed, -1)
 
     @override
     def forward(

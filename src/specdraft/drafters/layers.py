@@ -33,6 +33,11 @@ class RMSNorm(nn.Module):
         wide = x if x.dtype == torch.float64 else x.float()
         return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
+    def scale(self, x: Tensor) -> Tensor:
+        """Normalise as :meth:`forward` does, without the weight."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(wide, self.weight.shape, None, self.eps).to(x.dtype)
+
 
 class MLP(nn.Module):
     """SwiGLU without biases.

@@ -210,3 +210,22 @@ def test_layer_fusion_gives_every_layer_its_own_mixture(make_blocks, spec) -> No
     assert drafter.fuse(features)[0].shape == (*features.shape[:2], 24)
     shared = DFlash(spec, num_layers=2).fuse(features)
     assert shared[0] is shared[1]
+
+
+def test_folding_the_tap_norms_into_fc_changes_no_value_and_no_gradient(make_blocks, spec) -> None:
+    """Training folds the weights of the norms into ``fc``; decoding, without gradients, applies them to the taps."""
+    features = make_blocks().features
+    drafter = DFlash(spec, num_layers=1, tap_norm=True).double()
+    for norm in drafter.tap_norms:
+        torch.nn.init.normal_(norm.weight, mean=1.0)
+    width = spec.hidden_size
+    taps = [norm(x.double()) for norm, x in zip(drafter.tap_norms, features.split(width, -1), strict=True)]
+    wanted = drafter.hidden_norm(drafter.fc(torch.cat(taps, -1)))
+    probe = torch.randn_like(wanted)
+    parameters = [drafter.fc.weight, *(norm.weight for norm in drafter.tap_norms)]
+    gradients = torch.autograd.grad((wanted * probe).sum(), parameters)
+    with torch.no_grad():
+        torch.testing.assert_close(drafter.fuse(features)[0], wanted)
+    folded = drafter.fuse(features)[0]
+    torch.testing.assert_close(folded, wanted)
+    torch.testing.assert_close(torch.autograd.grad((folded * probe).sum(), parameters), gradients)
