@@ -108,10 +108,12 @@ class RunningSurvival(TunedPolicy):
 
     Each round takes ``argmax_B sum_r mat_r(B) / latency(B, rows)`` over the requests r in flight. ``mat`` comes from
     the conditional acceptance of each draft position: of the drafts whose predecessors were accepted, the share that
-    was accepted too, which short rounds and length limits do not bias (the product-limit estimator). It starts at the
-    tuned curves, weighs as much as ``prior`` rounds, and forgets: positions that short blocks no longer reach drift
-    back to the tuned values and are tried again. Survival is kept per workload, and per block size where it is not
-    nested. The state outlives a decode, so that a policy goes on learning when it is used again.
+    was accepted too, which short rounds and length limits do not bias (the product-limit estimator). Each share starts
+    at the tuned one with the weight of ``prior`` rounds. So that a position which short blocks never reach is not
+    stuck there, what is started from follows the rest: all tuned rejection rates are multiplied by the ratio of the
+    rejections seen to those that the tuned rates predict (proportional hazards). Old rounds are forgotten. Survival is
+    kept per workload, and per block size where it is not nested. The state outlives a decode, so that a policy goes
+    on learning when it is used again.
 
     Args:
         tables: What was measured.
@@ -175,11 +177,15 @@ class RunningSurvival(TunedPolicy):
 
 
 class _Acceptance:
-    """Decayed counts of offered and accepted drafts by position, on top of the acceptance they start from."""
+    """Decayed counts of offered and accepted drafts by position, on top of the rejection rates they start from."""
 
     def __init__(self, survival: Sequence[float]) -> None:
-        before = [1.0, *survival[:-1]]
-        self._start = [now / then if then else 0.0 for then, now in zip(before, survival, strict=True)]
+        self._rejection: list[float] = []
+        before = 1.0
+        for now in survival:
+            # a position that was never reached is taken to be like the one before it
+            self._rejection.append(1 - now / before if before else self._rejection[-1])
+            before = now
         self._offered = [0.0] * len(survival)
         self._accepted = [0.0] * len(survival)
 
@@ -193,8 +199,10 @@ class _Acceptance:
             self._accepted[k] += k < accepted
 
     def survival(self, prior: float) -> list[float]:
+        predicted = sum(map(mul, self._offered, self._rejection))
+        ratio = (sum(self._offered) - sum(self._accepted) + prior) / (predicted + prior)
         shares = [
-            (yes + prior * start) / (seen + prior)
-            for yes, seen, start in zip(self._accepted, self._offered, self._start, strict=True)
+            (yes + prior * max(0.0, 1 - ratio * rate)) / (seen + prior)
+            for yes, seen, rate in zip(self._accepted, self._offered, self._rejection, strict=True)
         ]
         return list(accumulate(shares, mul))

@@ -50,7 +50,7 @@ class Restless(BlockPolicy):
 
     def observe(self, workload, size, drafted, accepted):
         assert 0 <= accepted <= drafted < size
-        self.told += 3 * accepted + drafted
+        self.told += 3 * accepted + drafted + 1
 
 
 POLICIES = {
@@ -182,19 +182,32 @@ def test_running_survival_is_the_product_limit_estimate():
     rounds = [(8, 7, 3), (2, 1, 1), (5, 4, 0), (8, 2, 2), (3, 2, 1)]
     for size, drafted, accepted in rounds:
         policy.observe("chat", size, drafted, accepted)
+    seen, yes = [0.0] * 7, [0.0] * 7
+    for age, (_, drafted, accepted) in enumerate(reversed(rounds)):
+        for k in range(7):
+            if drafted > k and accepted >= k:
+                seen[k] += 0.9**age
+                yes[k] += 0.9**age * (accepted > k)
+    ratio = (sum(seen) - sum(yes) + 2) / (0.3 * sum(seen) + 2)
     expected, product = [], 1.0
-    for k in range(1, 8):
-        seen = yes = 0.0
-        for age, (_, drafted, accepted) in enumerate(reversed(rounds)):
-            weight = 0.9**age
-            if drafted >= k and accepted >= k - 1:
-                seen += weight
-                yes += weight * (accepted >= k)
-        product *= (yes + 2 * 0.7) / (seen + 2)
+    for k in range(7):
+        product *= (yes[k] + 2 * (1 - 0.3 * ratio)) / (seen[k] + 2)
         expected.append(product)
     assert policy.survival("chat", 8) == pytest.approx(expected)
     assert policy.survival("chat", 3) == pytest.approx(expected[:2])
     assert policy.survival("other", 8) == pytest.approx(geometric(0.7, 7))
+
+
+def test_positions_out_of_reach_follow_the_rest():
+    survival = {"all": {size: [0.8, 0.4, 0.0, 0.0][: size - 1] for size in (3, 5)}}
+    policy = RunningSurvival(TunedTables(0.0, survival, {3: {1: 1.0}, 5: {1: 1.1}}, {"all": {1: 3}}), prior=1)
+    for _ in range(200):
+        policy.observe("", 3, 2, 2)
+    assert policy.survival("", 5)[1] > 0.97
+    assert policy.survival("", 5)[3] > 0.9  # tuned as hopeless, but everything seen since went well
+    for _ in range(500):
+        policy.observe("", 3, 2, 0)
+    assert policy.survival("", 5)[0] < 0.15
 
 
 def test_running_survival_keeps_block_sizes_apart_and_forgets():
