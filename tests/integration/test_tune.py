@@ -228,6 +228,12 @@ def test_a_policy_for_something_else(
     Path("policy.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ValueError, match=r"chooses block sizes up to 4, but the drafter of .* was trained with 3"):
         run_cli(*words, "--checkpoint", small)
+    with pytest.raises(ValueError, match=r"block size 4 does not fit .*, whose drafter takes 2\.\.3"):
+        run_cli(
+            *("bench", "--checkpoint", small, "--prompts", prompts, "--concurrency=1"),
+            *("--policy=policy.yaml", "--device=cpu", "--out=never"),
+        )
+    assert not Path("never").exists()
     Path("policy.yaml").write_text(text)
     with pytest.raises(ValueError, match="both given"):
         run_cli(*words, "--checkpoint", last, "--block_size=2")

@@ -92,6 +92,8 @@ def bench(
     blocks = {}
     for path, module in setup.modules.items():
         blocks[path] = check_blocks(path, module, numbers("block_sizes", block_sizes, [module.drafter.block_size]))
+        for params in setup.settings if policy is not None else []:
+            check_blocks(path, module, list(PolicyFile.read(str(policy)).make(params.temperature).sizes))
     facts = setup.facts if policy is None else {**setup.facts, "policy": Path(policy).read_text(encoding="utf-8")}
     folder = Path(out)
     journal = Journal(folder / "requests.jsonl", facts, resume)

@@ -14,6 +14,7 @@ from specdraft.tune.candidates import Candidate
 from specdraft.tune.check import Check
 from specdraft.tune.figure import tuning_figure
 from specdraft.tune.prediction import Grid
+from specdraft.tune.search import has_one_peak
 
 
 def write_reports(
@@ -75,7 +76,8 @@ def markdown(
             ([labels[c.path], str(c.depth), f"{c.score:.1f}"] for c in candidates),
         ),
         "",
-        "Geometric mean over the concurrencies, best block size each, all prompts. The first one is taken.",
+        "Geometric mean over temperatures and concurrencies, best block size each, all prompts. The first one is taken."
+        + _searched(candidates, len(labels)),
     ]
     for table in best.tables:
         out += ["", f"## Temperature {table.temperature:g}", "", *_measured(table), "", *_choices(table)]
@@ -83,6 +85,17 @@ def markdown(
     if figure:
         out += ["", "![MAT, latency and tokens/s against block size and concurrency](tune.png)"]
     return "\n".join(out) + "\n"
+
+
+def _searched(candidates: Sequence[Candidate], count: int) -> str:
+    if len(candidates) < count:
+        return f" The search over depths skipped {count - len(candidates)} of {count}; --all-checkpoints measures them."
+    by_depth = sorted(candidates, key=lambda candidate: candidate.depth)
+    if count < 3 or len({candidate.depth for candidate in candidates}) < count:
+        return ""
+    if has_one_peak([candidate.score for candidate in by_depth]):
+        return " Over the depths there is one peak, as the search assumes."
+    return " Over the depths there is more than one peak, so that the search might have missed the best."
 
 
 def choices_table(candidate: Candidate) -> str:

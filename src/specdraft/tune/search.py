@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 
 def unimodal_best(count: int, value: Callable[[int], float]) -> dict[int, float]:
@@ -39,3 +40,9 @@ def unimodal_best(count: int, value: Callable[[int], float]) -> dict[int, float]
             high = middle
     at(low)
     return seen
+
+
+def has_one_peak(values: Sequence[float]) -> bool:
+    """Whether a sequence rises, maybe not at all, and then only falls; what the search takes for granted."""
+    rises = [after > before for before, after in pairwise(values)]
+    return all(before or not after for before, after in pairwise(rises))

@@ -9,6 +9,7 @@ import pytest
 from specdraft.decoding import RunningSurvival, StaticTable, TunedTables
 from specdraft.tune import assess, best_blocks, best_fixed, predicted_grid, unimodal_best
 from specdraft.tune.prediction import geometric_mean
+from specdraft.tune.search import has_one_peak
 
 SIZES = (2, 4, 8, 16)
 LEVELS = (1, 4, 16, 64)
@@ -108,6 +109,14 @@ def test_unimodal_search(count):
         assert len(seen) <= 2 * math.ceil(math.log2(count)) + 1
     with pytest.raises(ValueError, match="at least one checkpoint"):
         unimodal_best(0, lambda i: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1], True), ([1, 2, 3], True), ([3, 2], True), ([1, 3, 2, 2], True), ([1, 3, 2, 3], False), ([2, 1, 2], False)],
+)
+def test_one_peak(values, expected):
+    assert has_one_peak(values) == expected
 
 
 def test_depths_of_a_drafter():
