@@ -101,7 +101,7 @@ def test_other_settings_and_repeated_rows_are_refused(answer: Callable[..., Path
     decoded[:] = [-1]
     with pytest.raises(KeyboardInterrupt):
         answer(PROMPTS, "cut.jsonl")
-    with pytest.raises(ValueError, match="'temperature': 0.0"):
+    with pytest.raises(ValueError, match=r"'temperature': 0\.0"):
         answer(PROMPTS, "cut.jsonl", "--temperature", 0.7)
-    with pytest.raises(ValueError, match="row 2 \\('row-0'\\) occurs twice"):
+    with pytest.raises(ValueError, match=r"row 2 \('row-0'\) occurs twice"):
         answer([PROMPTS[0], PROMPTS[0]], "twice.jsonl")
