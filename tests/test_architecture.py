@@ -24,7 +24,8 @@ MAY_USE = {
     "validation": BASE | {"metrics"},
     "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
     "callbacks": BASE | MIDDLE | {"module"},
-    "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
+    "interchange": BASE | MIDDLE | {"module", "checkpoints"},
+    "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},
 }

@@ -24,6 +24,7 @@ from specdraft.decoding import (
     autoregressive_decode,
     speculative_decode,
 )
+from specdraft.interchange import module_from_folder
 from specdraft.module import DraftingModule
 from specdraft.targets import load_target
 from specdraft.targets.packing import pack_linears
@@ -31,21 +32,25 @@ from specdraft.targets.packing import pack_linears
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
 
 
-def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
+def load_module(checkpoint: str, device: str = "auto", target: str | None = None) -> DraftingModule:
     """Load a trained module with its target, ready to decode.
 
     Args:
-        checkpoint: Checkpoint written by ``specdraft fit``.
+        checkpoint: Checkpoint written by ``specdraft fit``, or exported folder.
         device: ``auto``, ``cpu`` or ``cuda``.
+        target: Target of an exported folder, by name or folder; None takes the one that it names.
 
     Raises:
         FileNotFoundError: If there is no such file.
     """
-    if not Path(checkpoint).is_file():
+    if not Path(checkpoint).exists():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
+    if Path(checkpoint).is_dir():
+        module = module_from_folder(checkpoint, device, target)
+    else:
+        module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
     module.to(device).eval()
     module.target.to(torch.device(device))
     for part in (module.drafter, module.corrector):
@@ -64,11 +69,12 @@ def generate(
     seed: int = 0,
     device: str = "auto",
     color: bool | None = None,
+    target: str | None = None,
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
     Args:
-        checkpoint: Checkpoint written by ``specdraft fit``.
+        checkpoint: Checkpoint written by ``specdraft fit``, or exported folder.
         prompt: What the user says; the target's chat template is applied.
         max_new_tokens: Tokens at most.
         temperature: Sampling temperature; 0 is greedy.
@@ -78,21 +84,22 @@ def generate(
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
+        target: Target of an exported folder, by name or folder; null takes the one that it names.
     """
-    module = load_module(checkpoint, device)
-    target = module.target
-    ids = encode_prompt(target.tokenizer, prompt)
-    request = Request(ids, max_new_tokens, target.stop_token_ids)
+    module = load_module(checkpoint, device, target)
+    model = module.target
+    ids = encode_prompt(model.tokenizer, prompt)
+    request = Request(ids, max_new_tokens, model.stop_token_ids)
     params = SamplingParams(temperature, top_p, top_k)
-    generator = torch.Generator(device=target.device).manual_seed(seed)
-    baseline = autoregressive_decode(target, [request], params=params, concurrency=1, generator=generator)
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    baseline = autoregressive_decode(model, [request], params=params, concurrency=1, generator=generator)
     drafted = speculative_decode(
-        target,
+        model,
         module.drafter,
         module.corrector,
         module.draft_head,
         [request],
-        mask_token_id=target.spec.mask_token_id,
+        mask_token_id=model.spec.mask_token_id,
         params=params,
         concurrency=1,
         block_size=block_size,
@@ -100,7 +107,7 @@ def generate(
     )
     answer = drafted.results[0]
     colored = sys.stdout.isatty() if color is None else color
-    print(_colored(target.tokenizer, answer, colored))
+    print(_colored(model.tokenizer, answer, colored))
     print(_statistics(answer, baseline, drafted, temperature))
 
 
