@@ -16,6 +16,7 @@ from typing import IO, Any
 import torch
 
 from specdraft.callbacks.report import token_groups
+from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
 from specdraft.decoding import (
     DecodeResult,
     Request,
@@ -119,9 +120,13 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """
     if not prompt.strip():
         raise ValueError("the prompt is empty")
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}])
+
+
+def encode_messages(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """Tokens of a conversation up to where the next answer starts; plain text where there is no chat template."""
     if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}]
+        return list(tokenizer("\n".join(message["content"] for message in messages))["input_ids"])
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     return list(ids)
 
@@ -223,7 +228,11 @@ def _answer_fields(model: Any, tokens: list[int]) -> dict[str, Any]:
 
 
 def prompt_rows(prompts: str) -> list[dict[str, Any]]:
-    """Rows of a JSONL file, or of ``embedded:train`` / ``embedded:heldout``; each has a text field ``prompt``.
+    """Rows with a text field ``prompt``, and ``turns`` where the user speaks more than once.
+
+    Args:
+        prompts: A JSONL file with ``prompt`` or ``turns``, ``embedded:train``, ``embedded:heldout``, or the name of an
+            evaluation set (:data:`specdraft.data.evaluation_sets.EVALUATION_SETS`), alone or as ``name=FILE``.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -233,8 +242,14 @@ def prompt_rows(prompts: str) -> list[dict[str, Any]]:
         from specdraft.data.prompts import build_prompts
 
         return [asdict(row) for row in build_prompts(prompts.removeprefix("embedded:"))]  # type: ignore[arg-type]
+    name, _, file = prompts.partition("=")
+    if name in EVALUATION_SETS:
+        return evaluation_rows(name, file or None)
     if not Path(prompts).is_file():
-        raise FileNotFoundError(f"no prompts at {prompts}; name a JSONL file, embedded:heldout or embedded:train")
+        raise FileNotFoundError(
+            f"no prompts at {prompts}; name a JSONL file, embedded:heldout, embedded:train, or one of "
+            f"{', '.join(EVALUATION_SETS)}"
+        )
     lines = Path(prompts).read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
@@ -244,8 +259,11 @@ def prompt_rows(prompts: str) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{prompts}:{number}: broken JSON line ({error})") from error
+        turns = row.get("turns") if isinstance(row, dict) else None
+        if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+            row = {"prompt": turns[0], **row}
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise ValueError(f"{prompts}:{number}: a row needs a text field 'prompt'")
+            raise ValueError(f"{prompts}:{number}: a row needs a text field 'prompt', or 'turns', a list of texts")
         rows.append(row)
     return rows
 

@@ -15,8 +15,11 @@ from specdraft.bench.hf_generate import HFGenerate
 from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
 from specdraft.bench.report import line, write_reports
+from specdraft.bench.suite import PAPER_TOKENS, suite_rows, write_paper_table
+from specdraft.bench.turns import requests_of
 from specdraft.callbacks.provenance import provenance
-from specdraft.commands import encode_prompt, load_module, prompt_rows
+from specdraft.checkpoints import digest
+from specdraft.commands import load_module, prompt_rows
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
     DecodeResult,
@@ -39,8 +42,10 @@ def bench(
     temperature: list[float] | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     num_prompts: int | None = None,
+    suite: Literal["none", "paper"] = "none",
+    sets: list[str] | None = None,
     baseline: Literal["none", "hf-generate"] = "none",
     out: str = "runs/bench",
     resume: bool = False,
@@ -48,23 +53,28 @@ def bench(
     drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     device: str = "auto",
     seed: int = 0,
+    target: str | None = None,
 ) -> None:
     """Measure checkpoints against the lean autoregressive loop: MAT, tokens/s, latencies, memory, losslessness.
 
     A cell is a checkpoint, block size, concurrency and temperature; all decode the same prompts, and a row that
     ends is refilled from the queue. Writes ``bench.json``, ``bench.md``, ``bench.png`` and, while it runs,
-    ``requests.jsonl`` with a line per finished prompt.
+    ``requests.jsonl`` with a line per finished prompt. ``--suite paper`` adds ``paper.md``, speed-up / tau per
+    evaluation set beside published figures.
 
     Args:
-        checkpoint: Checkpoints written by ``specdraft fit``, all for the same target.
-        prompts: JSONL file with ``prompt`` (and ``family``), or ``embedded:heldout`` / ``embedded:train``.
-        concurrency: Numbers of requests in flight; null is 1 2 4 8.
+        checkpoint: Checkpoints written by ``specdraft fit``, or exported folders, all for the same target.
+        prompts: JSONL file with ``prompt`` or ``turns`` (and ``family``), ``embedded:heldout``, ``embedded:train``, or
+            an evaluation set such as gsm8k or mt-bench, alone or as gsm8k=FILE.
+        concurrency: Numbers of requests in flight; null is 1 2 4 8, with the suite 1.
         block_sizes: Block sizes up to the trained one; null is each checkpoint's own.
-        temperature: Sampling temperatures; null is 0, greedy.
+        temperature: Sampling temperatures; null is 0, greedy, with the suite 0 1.
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution; 0 keeps all.
-        max_new_tokens: Tokens per prompt at most.
+        max_new_tokens: Tokens per prompt at most; null is 128, with the suite 2048.
         num_prompts: Prompts to decode, dealt evenly over the families of the file; null takes all.
+        suite: Decode the evaluation sets of the papers instead of ``prompts``: paper.
+        sets: Evaluation sets of the suite, alone or as name=FILE; null takes the seven of the DFlash paper.
         baseline: Measure transformers.generate as well.
         out: Folder to write.
         resume: Continue the interrupted run in ``out``.
@@ -72,32 +82,37 @@ def bench(
         drafter_dtype: Type of drafter and corrector while decoding; auto is the target's.
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
+        target: Target of exported folders, by name or folder; null takes the one that they name.
     """
-    levels = _numbers("concurrency", concurrency, [1, 2, 4, 8])
-    temperatures = [0.0] if temperature is None else temperature
+    paper = suite == "paper"
+    levels = _numbers("concurrency", concurrency, [1] if paper else [1, 2, 4, 8])
+    temperatures = ([0.0, 1.0] if paper else [0.0]) if temperature is None else temperature
+    if max_new_tokens is None:
+        max_new_tokens = PAPER_TOKENS if paper else 128
     settings = [SamplingParams(value, top_p, top_k) for value in temperatures]
     if not settings or len(set(temperatures)) != len(temperatures):
         raise ValueError(f"temperature {temperatures} must name at least one value, each once")
     if max_new_tokens < 2:
         raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first token is the prefill's")
-    rows = _chosen(prompt_rows(prompts), num_prompts, prompts)
+    if sets is not None and not paper:
+        raise ValueError(f"sets {sets} belong to a suite; add --suite paper, or name one as --prompts")
+    prompts = " ".join(sets or ["the paper's sets"]) if paper else prompts
+    rows = _chosen(suite_rows(sets) if paper else prompt_rows(prompts), num_prompts, prompts)
     if max(levels) > len(rows):
         raise ValueError(
             f"concurrency {max(levels)} needs at least as many prompts, but there are {len(rows)}; "
             "give more prompts or a lower concurrency"
         )
-    modules = _load(checkpoint, device, drafter_dtype)
+    modules = _load(checkpoint, device, drafter_dtype, target)
     labels = dict(zip(modules, _labels(list(modules)), strict=True))
     blocks = {path: _blocks(path, module, block_sizes) for path, module in modules.items()}
-    target = next(iter(modules.values())).target
-    requests = [
-        Request(encode_prompt(target.tokenizer, row["prompt"]), max_new_tokens, target.stop_token_ids) for row in rows
-    ]
+    model = next(iter(modules.values())).target
+    requests, rows = requests_of(model, rows, max_new_tokens, max(levels))
     facts = {
-        "target": target.spec.name,
-        "target_dtype": str(target.dtype).removeprefix("torch."),
+        "target": model.spec.name,
+        "target_dtype": str(model.dtype).removeprefix("torch."),
         "drafter_dtype": {labels[path]: _dtype_name(module) for path, module in modules.items()},
-        "device": str(target.device),
+        "device": str(model.device),
         "threads": torch.get_num_threads(),
         "prompts": prompts,
         "num_prompts": len(rows),
@@ -105,7 +120,7 @@ def bench(
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
-        "checkpoints": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in modules},
+        "checkpoints": {path: digest(path) for path in modules},
         "requests": hashlib.sha256(repr([list(r.prompt_ids) for r in requests]).encode()).hexdigest()[:16],
     }
     folder = Path(out)
@@ -118,7 +133,7 @@ def bench(
             for cell, decode in _cells(modules, labels, blocks, levels, params, baseline, seed):
                 if journal.totals(cell.key) is None:
                     _warm_up(decode, requests, cell.concurrency)
-                run = measure(cell, decode, requests, journal, target.device)
+                run = measure(cell, decode, requests, journal, model.device)
                 if cell.method == AR:
                     baselines[cell.concurrency] = run
                 found.append(summary(run, baselines[cell.concurrency], families))
@@ -127,6 +142,8 @@ def bench(
         print(f"\ninterrupted; the finished prompts are in {folder / 'requests.jsonl'}, go on with --resume")
         raise
     print(write_reports(folder, found, {**facts, **provenance()}))
+    if paper:
+        print(write_paper_table(folder, found, model.spec.name, list(dict.fromkeys(families))))
     if profile:
         _profile(modules, labels, blocks, found, requests, settings[0], levels[0], seed, folder)
 
@@ -226,13 +243,13 @@ def _profile(
             print(write_trace(cell, decode, requests[:rows], record["round_ms"], folder))
 
 
-def _load(paths: list[str], device: str, dtype: str) -> dict[str, DraftingModule]:
+def _load(paths: list[str], device: str, dtype: str, target: str | None) -> dict[str, DraftingModule]:
     """Modules by path; those with equal specs share one target."""
     if not paths or len(set(paths)) != len(paths):
         raise ValueError(f"checkpoint {paths} must name at least one file, each once")
     modules: dict[str, DraftingModule] = {}
     for path in paths:
-        module = load_module(path, device)
+        module = load_module(path, device, target)
         first = next(iter(modules.values()), module)
         if module.target.spec.name != first.target.spec.name or module.target.dtype != first.target.dtype:
             raise ValueError(

@@ -50,8 +50,9 @@ def check_weights(found: dict[str, Tensor], own: dict[str, Tensor], path: str) -
         ValueError: Naming the first tensor that is missing, left over, or of another shape.
     """
     for name in sorted(set(found) | set(own)):
-        shapes = [tuple(state[name].shape) if name in state else "none" for state in (found, own)]
-        _same(f"drafter {name}", *shapes, path, "model.drafter (num_layers, heads, sizes, tap_norm, layer_fusion)")
+        theirs, ours = (tuple(state[name].shape) if name in state else None for state in (found, own))
+        where = "model.drafter (num_layers, heads, sizes, tap_norm, layer_fusion)"
+        _same(f"drafter weight {name} of shape", theirs, ours, path, where)
 
 
 def check_eps(found: dict[str, Any], eps: float, path: str) -> None:

@@ -144,7 +144,7 @@ class DFlash(Drafter):
         elif torch.is_grad_enabled() and self.tap_mix is None:
             # the weights of the norms are folded into fc: no gradient has to reach the features, the largest tensor
             features = self._tap_norms(features, affine=False)
-            weight = self.fc.weight * torch.cat([norm.weight for norm in self.tap_norms])  # type: ignore[operator]
+            weight = self.fc.weight * torch.cat([norm.weight for norm in self.tap_norms])  # type: ignore[operator, misc]
         else:
             features, weight = self._tap_norms(features, affine=True), None
         if self.tap_mix is None:
