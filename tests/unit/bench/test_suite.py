@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdraft.bench.suite import PAPER_SETS, paper_table, published, suite_rows, write_paper_table
+from specdraft.bench.suite import PAPER_SETS, published, suite_rows, write_paper_table
 from specdraft.bench.turns import requests_of
 from specdraft.data.evaluation_sets import EVALUATION_SETS
 from specdraft.decoding import autoregressive_decode
