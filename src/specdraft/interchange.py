@@ -112,11 +112,11 @@ def described(checkpoint: DraftCheckpoint, path: str) -> str:
         ("training", ", ".join(f"{k} {_value(v)}" for k, v in checkpoint.training.items()) or "the file says nothing"),
     ]  # fmt: skip
     lines += [("note", note) for note in checkpoint.notes]
-    out = [f"{name:<17} {value}" for name, value in lines]
+    out = [f"{name:<18} {value}" for name, value in lines]
     for name, each in sorted(FORMATS.items()):
         reasons = each.refusals(checkpoint)
-        out.append(f"{f'export {name}':<17} {'refused' if reasons else 'possible'} ({each.origin})")
-        out += [f"{'':<17} - {reason}" for reason in reasons]
+        out.append(f"{f'export {name}':<18} {'refused' if reasons else 'possible'} ({each.origin})")
+        out += [f"{'':<18} - {reason}" for reason in reasons]
     return "\n".join(out)
 
 

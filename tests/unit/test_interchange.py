@@ -212,8 +212,8 @@ def test_convert_and_describe(tiny_target: Path, tmp_path: Path, capsys: pytest.
     assert "[0, 2] (outputs of these layers" in text
     assert "parameters in bfloat16" in text
     assert "sample_from_anchor: true" in text
-    assert "export zlab       possible" in text
-    assert "export dcoco      refused" in text
+    assert "export zlab        possible" in text
+    assert "export dcoco       refused" in text
     assert "this format is DCOCO's" in text
     with pytest.raises(ValueError, match="the target's name"):
         export(source, "speculators", str(tmp_path / "speculators"))

@@ -138,7 +138,7 @@ def evaluation_rows(name: str, file: str | None = None, limit: int | None = None
         raise ValueError(f"evaluation set {name!r} is unknown; choose one of {', '.join(EVALUATION_SETS)}")
     chosen = EVALUATION_SETS[name]
     records = _from_hub(chosen) if file is None else read_records(file)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place, row in islice(records, limit):
         turns = _turns_of(chosen, row, place)
         rows.append({"id": f"{name}-{len(rows)}", "family": name, "prompt": turns[0], "turns": turns})
