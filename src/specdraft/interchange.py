@@ -65,7 +65,7 @@ def export(
     if not writer.refusals(found) and writer.needs_rows(found):
         rows = frozen_rows(found)
     writer.save(found, Path(out), rows)
-    for note in found.notes:
+    for note in (*found.notes, *writer.cautions(found)):
         print(f"note: {note}")
     print(f"wrote {out} in the format of {writer.origin}: {_slots(found.drafter)}")
 
@@ -116,7 +116,7 @@ def described(checkpoint: DraftCheckpoint, path: str) -> str:
     for name, each in sorted(FORMATS.items()):
         reasons = each.refusals(checkpoint)
         out.append(f"{f'export {name}':<18} {'refused' if reasons else 'possible'} ({each.origin})")
-        out += [f"{'':<18} - {reason}" for reason in reasons]
+        out += [f"{'':<18} - {reason}" for reason in reasons or each.cautions(checkpoint)]
     return "\n".join(out)
 
 

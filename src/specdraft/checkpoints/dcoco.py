@@ -59,6 +59,10 @@ class DCOCOFolder(ZLab):
         return []
 
     @override
+    def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
+        return [*super().cautions(checkpoint), "no engine reads the corrector yet: the drafter is served without it"]
+
+    @override
     def _head_refusals(self, corrector: CorrectorPart) -> list[str]:
         if corrector.name != "DCOCO":
             return [f"corrector {corrector.name}: this format is DCOCO's; choose another --format"]

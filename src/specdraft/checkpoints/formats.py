@@ -81,6 +81,10 @@ class Format(ABC):
         """Whether the target's matrices are needed to write it."""
         return False
 
+    def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
+        """What the format expresses, but not every engine that loads it respects."""
+        return []
+
     def refusals(self, checkpoint: DraftCheckpoint) -> list[str]:
         """Why a checkpoint cannot be written, one reason each; empty if it can."""
         checkpoint = fold_layer_fusion(checkpoint)

@@ -89,6 +89,12 @@ class Speculators(Format):
         return out
 
     @override
+    def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
+        if checkpoint.corrector.name != "SelectorCorrector":
+            return []
+        return ["vLLM and SGLang read DFlash 2 from z-lab's fields, not from these; serve an export of --format zlab"]
+
+    @override
     def config(self, checkpoint: DraftCheckpoint) -> Config:
         options, target, corrector = checkpoint.drafter, checkpoint.target, checkpoint.corrector
         kind, architecture, config_class = KINDS[corrector.name]

@@ -64,6 +64,21 @@ class ZLab(Format):
         return out
 
     @override
+    def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
+        options, corrector, out = checkpoint.drafter, checkpoint.corrector.name, []
+        if options.causal != (options.sliding_window is not None):
+            out.append(
+                "SGLang runs sliding layers causally and full ones not, whatever dflash_config.causal says; vLLM obeys"
+            )
+        if options.sample_from_anchor and corrector != "DominoCorrector":
+            out.append(
+                "SGLang refuses sample_from_anchor: true in this format, and vLLM reads it in recent versions only"
+            )
+        if corrector == "DominoCorrector":
+            out.append("vLLM has no Domino; SGLang does")
+        return out
+
+    @override
     def config(self, checkpoint: DraftCheckpoint) -> Config:
         options, target, corrector = checkpoint.drafter, checkpoint.target, checkpoint.corrector
         nested: Config = {
@@ -72,6 +87,8 @@ class ZLab(Format):
             "block_size": options.block_size,
             "causal": options.causal,
         }
+        if options.sliding_window is not None:
+            nested |= {"use_swa": True, "swa_window_size": options.sliding_window}
         if target.num_layers is not None:
             nested["num_target_layers"] = target.num_layers
         if corrector.name == "DominoCorrector":
@@ -110,6 +127,8 @@ class ZLab(Format):
             if nested.get(name) is not None:
                 raise ValueError(f"{inner}: {name} is {nested[name]!r}; specdraft's DFlash does not have it")
         layers = read_layers(config, where)
+        window = nested.get("swa_window_size") if nested.get("use_swa") else None
+        layers["sliding_window"] = agreed(where, "the sliding window", layers["sliding_window"], window)
         corrector, tensors = self.read_head(nested, without_convolutions(tensors), inner)
         count = agreed(where, "num_target_layers", nested.get("num_target_layers"), config.get("num_target_layers"))
         block = agreed(where, "block_size", nested.get("block_size"), config.get("block_size"))

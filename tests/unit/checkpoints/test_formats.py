@@ -307,3 +307,23 @@ def test_scales_of_the_target(tmp_path: Path) -> None:
     assert "target scaling" in FORMATS["speculators"].refusals(before)[0]
     after = exported(before, "zlab", tmp_path / "out")
     assert after.target.scales == {"embedding": 5.5, "multiplier": 1.0, "softcap": 30.0}
+
+
+def test_cautions_name_the_engines_that_differ() -> None:
+    zlab = FORMATS["zlab"]
+    assert zlab.cautions(made()) == []
+    assert zlab.cautions(made(causal=True, sliding_window=9)) == []
+    assert "SGLang runs sliding layers causally" in zlab.cautions(made(sliding_window=9))[0]
+    assert "SGLang refuses sample_from_anchor" in zlab.cautions(made(**SHIFTED))[0]
+    assert zlab.cautions(made("domino", **SHIFTED)) == ["vLLM has no Domino; SGLang does"]
+    assert "--format zlab" in FORMATS["speculators"].cautions(made("selector"))[0]
+    assert "served without it" in FORMATS["dcoco"].cautions(made("dcoco"))[-1]
+
+
+def test_window_may_be_written_in_either_place(tmp_path: Path) -> None:
+    format_named("zlab").save(made(causal=True, sliding_window=9), tmp_path / "out")
+    edited(tmp_path / "out", {"layer_types": None, "sliding_window": None}, {})
+    assert read_folder(tmp_path / "out").drafter == made(causal=True, sliding_window=9).drafter
+    edited(tmp_path / "out", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, {})
+    with pytest.raises(ValueError, match="the sliding window is 8 in one place and 9 in another"):
+        read_folder(tmp_path / "out")
