@@ -184,15 +184,9 @@ class DraftingModule(LightningModule):
         rank_zero_info(f"draft vocabulary: {size} of {vocabulary} rows cover {covered:.2%} of the training tokens")
 
     def warm_start(self, path: str) -> bool:
-        """Take drafter weights, draft vocabulary and those of the same corrector from a checkpoint that fits.
+        """Take drafter weights, draft vocabulary and those of the same corrector from a file or exported folder.
 
-        A corrector of another class or shape starts anew.
-
-        Args:
-            path: File of ``specdraft fit``, or exported folder.
-
-        Returns:
-            Whether the corrector was taken too; true where it has no weights.
+        Returns whether the corrector was taken too (true if it has no weights); another one starts anew.
 
         Raises:
             FileNotFoundError: If there is no such file.

@@ -62,7 +62,7 @@ def paper_table(records: Sequence[Record], target: str, sets: Sequence[str]) -> 
         "Speed-up over the lean autoregressive loop (tokens per second of waiting, prefill apart) / tau: tokens per "
         "round, the bonus token counted, mean over prompts of each prompt's mean, as the papers have it. One request "
         "at a time. Published rows were measured on other machines, against other autoregressive loops and often for "
-        "another target: compare columns within a row, not seconds between rows.",
+        "another target; their averages are over the sources' own sets. Compare columns within a row.",
     ]
     drafted = [r for r in records if r["block_size"] is not None and r["concurrency"] == 1]
     for temperature in dict.fromkeys(record["temperature"] for record in drafted):
