@@ -23,7 +23,7 @@ MAY_USE = {
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
     "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module"},
+    "callbacks": BASE | MIDDLE | {"module", "data"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
