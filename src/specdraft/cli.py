@@ -9,6 +9,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from inspect import isclass, signature
 from typing import Any, NoReturn
 
 from jsonargparse import auto_cli
@@ -27,6 +28,7 @@ from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate
 from specdraft.compare import compare
 from specdraft.data import ChatDataModule
+from specdraft.interchange import export, inspect
 from specdraft.module import DraftingModule
 from specdraft.regenerate import regenerate
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
@@ -38,7 +40,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": bench,
     "tune": tune,
     "compare": compare,
+    "export": export,
+    "inspect": inspect,
 }
+# commands whose first word may be given without its option
+POSITIONAL = {"inspect": "--path"}
 
 
 class Parser(LightningArgumentParser):
@@ -92,6 +98,8 @@ def main(args: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
         command = COMMANDS[words[0]]
+        if words[0] in POSITIONAL and len(words) > 1 and not words[1].startswith("-"):
+            words.insert(1, POSITIONAL[words[0]])
         auto_cli(command, args=option_words(command, words[1:]), as_positional=False, prog=f"specdraft {words[0]}")
         return
     if words in ([], ["-h"], ["--help"]):
@@ -119,12 +127,10 @@ def _close_matches(message: str) -> str:
 
 
 def _option_names() -> set[str]:
-    import inspect
-
     classes = [DraftingModule, ChatDataModule]
     for package in (specdraft.drafters, specdraft.correctors, specdraft.objectives, specdraft.callbacks):
-        classes += [c for c in vars(package).values() if inspect.isclass(c)]
-    return {name for c in classes for name in inspect.signature(c).parameters if name not in ("args", "kwargs")}
+        classes += [c for c in vars(package).values() if isclass(c)]
+    return {name for c in classes for name in signature(c).parameters if name not in ("args", "kwargs")}
 
 
 if __name__ == "__main__":

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-<<<<<<< HEAD
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-=======
->>>>>>> main
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ from typing import Any
 import torch
 
 from specdraft.callbacks.report import token_groups
+from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
 from specdraft.decoding import (
     BlockPolicy,
     DecodeResult,
@@ -28,27 +24,32 @@ from specdraft.decoding import (
     load_policy,
     speculative_decode,
 )
+from specdraft.interchange import module_from_folder
 from specdraft.module import DraftingModule
 from specdraft.targets.packing import pack_linears
 
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
 
 
-def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
+def load_module(checkpoint: str, device: str = "auto", target: str | None = None) -> DraftingModule:
     """Load a trained module with its target, ready to decode.
 
     Args:
-        checkpoint: Checkpoint written by ``specdraft fit``.
+        checkpoint: Checkpoint written by ``specdraft fit``, or exported folder.
         device: ``auto``, ``cpu`` or ``cuda``.
+        target: Target of an exported folder, by name or folder; None takes the one that it names.
 
     Raises:
         FileNotFoundError: If there is no such file.
     """
-    if not Path(checkpoint).is_file():
+    if not Path(checkpoint).exists():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
+    if Path(checkpoint).is_dir():
+        module = module_from_folder(checkpoint, device, target)
+    else:
+        module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
     module.to(device).eval()
     module.target.to(torch.device(device))
     for part in (module.drafter, module.corrector):
@@ -82,11 +83,12 @@ def generate(
     seed: int = 0,
     device: str = "auto",
     color: bool | None = None,
+    target: str | None = None,
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
     Args:
-        checkpoint: Checkpoint written by ``specdraft fit``.
+        checkpoint: Checkpoint written by ``specdraft fit``, or exported folder.
         prompt: What the user says; the target's chat template is applied.
         max_new_tokens: Tokens at most.
         temperature: Sampling temperature; 0 is greedy.
@@ -97,21 +99,22 @@ def generate(
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
+        target: Target of an exported folder, by name or folder; null takes the one that it names.
     """
-    module = load_module(checkpoint, device)
-    target = module.target
-    ids = encode_prompt(target.tokenizer, prompt)
-    request = Request(ids, max_new_tokens, target.stop_token_ids)
+    module = load_module(checkpoint, device, target)
+    model = module.target
+    ids = encode_prompt(model.tokenizer, prompt)
+    request = Request(ids, max_new_tokens, model.stop_token_ids)
     params = SamplingParams(temperature, top_p, top_k)
-    generator = torch.Generator(device=target.device).manual_seed(seed)
-    baseline = autoregressive_decode(target, [request], params=params, concurrency=1, generator=generator)
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    baseline = autoregressive_decode(model, [request], params=params, concurrency=1, generator=generator)
     drafted = speculative_decode(
-        target,
+        model,
         module.drafter,
         module.corrector,
         module.draft_head,
         [request],
-        mask_token_id=target.spec.mask_token_id,
+        mask_token_id=model.spec.mask_token_id,
         params=params,
         concurrency=1,
         block_size=block_size,
@@ -120,7 +123,7 @@ def generate(
     )
     answer = drafted.results[0]
     colored = sys.stdout.isatty() if color is None else color
-    print(_colored(target.tokenizer, answer, colored))
+    print(_colored(model.tokenizer, answer, colored))
     print(_statistics(answer, baseline, drafted, temperature))
 
 
@@ -132,9 +135,13 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """
     if not prompt.strip():
         raise ValueError("the prompt is empty")
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}])
+
+
+def encode_messages(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """Tokens of a conversation up to where the next answer starts; plain text where there is no chat template."""
     if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}]
+        return list(tokenizer("\n".join(message["content"] for message in messages))["input_ids"])
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     return list(ids)
 
@@ -168,7 +175,11 @@ def _statistics(answer: RequestResult, baseline: DecodeResult, drafted: DecodeRe
 
 
 def prompt_rows(prompts: str) -> list[dict[str, Any]]:
-    """Rows of a JSONL file, or of ``embedded:train`` / ``embedded:heldout``; each has a text field ``prompt``.
+    """Rows with a text field ``prompt``, and ``turns`` where the user speaks more than once.
+
+    Args:
+        prompts: A JSONL file with ``prompt`` or ``turns``, ``embedded:train``, ``embedded:heldout``, or the name of an
+            evaluation set (:data:`specdraft.data.evaluation_sets.EVALUATION_SETS`), alone or as ``name=FILE``.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -178,8 +189,14 @@ def prompt_rows(prompts: str) -> list[dict[str, Any]]:
         from specdraft.data.prompts import build_prompts
 
         return [asdict(row) for row in build_prompts(prompts.removeprefix("embedded:"))]  # type: ignore[arg-type]
+    name, _, file = prompts.partition("=")
+    if name in EVALUATION_SETS:
+        return evaluation_rows(name, file or None)
     if not Path(prompts).is_file():
-        raise FileNotFoundError(f"no prompts at {prompts}; name a JSONL file, embedded:heldout or embedded:train")
+        raise FileNotFoundError(
+            f"no prompts at {prompts}; name a JSONL file, embedded:heldout, embedded:train, or one of "
+            f"{', '.join(EVALUATION_SETS)}"
+        )
     lines = Path(prompts).read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
@@ -189,8 +206,11 @@ def prompt_rows(prompts: str) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{prompts}:{number}: broken JSON line ({error})") from error
+        turns = row.get("turns") if isinstance(row, dict) else None
+        if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+            row = {"prompt": turns[0], **row}
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise ValueError(f"{prompts}:{number}: a row needs a text field 'prompt'")
+            raise ValueError(f"{prompts}:{number}: a row needs a text field 'prompt', or 'turns', a list of texts")
         rows.append(row)
     return rows
 

@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from specdraft.checkpoints.facts import KEY, check_corrector, check_facts, checkpoint_facts
+from specdraft.checkpoints.registry import read_content
+from specdraft.checkpoints.warm_start import load_weights
 from specdraft.correction import Corrected, TeacherForced, correct, label_ranks
 from specdraft.correctors import Corrector, NoCorrector
 from specdraft.drafters import DFlash, Drafter
@@ -43,8 +45,8 @@ class DraftingModule(LightningModule):
         optimizer: Optimiser over the trainable parameters.
         lr_scheduler: Schedule made from the optimiser and the number of optimiser steps of the run.
         draft_vocab_size: Restrict the drafter's head to this many of the most frequent training tokens; null keeps all.
-        init_from: Checkpoint whose drafter weights to start from (a warm start, not a resume); the corrector's too
-            where it is the same one.
+        init_from: Checkpoint, or exported folder, whose drafter weights to start from (a warm start, not a resume);
+            the corrector's too where it is the same one.
         train_drafter: Train the drafter; false freezes it and trains the corrector alone.
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
@@ -181,31 +183,21 @@ class DraftingModule(LightningModule):
         covered = counts[ranked].sum() / counts.sum().clamp(min=1)
         rank_zero_info(f"draft vocabulary: {size} of {vocabulary} rows cover {covered:.2%} of the training tokens")
 
-    def warm_start(self, path: str) -> None:
-        """Take drafter weights, draft vocabulary and those of the same corrector from a checkpoint that fits.
+    def warm_start(self, path: str) -> bool:
+        """Take drafter weights, draft vocabulary and those of the same corrector from a file or exported folder.
 
-        A corrector of another class or shape starts anew.
+        Returns whether the corrector was taken too (true if it has no weights); another one starts anew.
 
         Raises:
             FileNotFoundError: If there is no such file.
             ValueError: If it was made for another target, block size, slot convention or vocabulary.
         """
-        if not Path(path).is_file():
+        if not Path(path).exists():
             raise FileNotFoundError(f"init_from: no checkpoint at {path}")
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        check_facts(found, self._facts(), path)
-        state = found["state_dict"]
-        self.drafter.load_state_dict({k[8:]: v for k, v in state.items() if k.startswith("drafter.")})
-        if self.draft_vocab_size:
-            self.draft_token_ids.copy_(state["draft_token_ids"])
-            self._draft_head = None
-        own = self.corrector.state_dict()
-        corrector = {k[10:]: v for k, v in state.items() if k.startswith("corrector.")}
-        same = found[KEY].get("corrector") == self._facts()["corrector"]
-        if own and same and {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in corrector.items()}:
-            self.corrector.load_state_dict(corrector)
-        elif own:
-            rank_zero_info(f"{path} holds no {type(self.corrector).__name__} like this one: the corrector starts anew")
+        parts = (self.drafter, self.corrector, self.draft_token_ids)
+        taken = load_weights(read_content(path), self._facts(), *parts, path)
+        self._draft_head = None
+        return taken
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -336,7 +328,8 @@ class DraftingModule(LightningModule):
 
     def _facts(self) -> dict[str, Any]:
         corrector = {"class": type(self.corrector).__name__, **self.corrector.extra_state_for_checkpoint()}
-        return checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size, corrector)
+        facts = checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size, corrector)
+        return {**facts, "scales": self.target.scales, "candidates": self.corrector.candidates}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -160,9 +160,11 @@ def _by_family(run: Measurement, baseline: Measurement, families: Sequence[str])
         own = [r for r, name in zip(run.results, families, strict=True) if name == family]
         plain = [r for r, name in zip(baseline.results, families, strict=True) if name == family]
         rate, reference = stream_tokens_per_second(own), stream_tokens_per_second(plain)
+        pooled, drafts = DecodeResult(own), run.cell.block_size is not None
         out[family] = {
             "prompts": len(own),
-            "mat": DecodeResult(own).mat if run.cell.block_size is not None else None,
+            "mat": pooled.mat if drafts else None,
+            "mat_prompt_mean": pooled.mat_prompt_mean if drafts else None,
             "stream_tokens_per_second": rate,
             "speedup": _ratio(rate, reference),
         }

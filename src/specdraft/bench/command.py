@@ -13,6 +13,7 @@ from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
 from specdraft.bench.report import line, write_reports
 from specdraft.bench.setup import Setup, autoregressive, check_blocks, fixed, measured, numbers, prepare, speculative
+from specdraft.bench.suite import PAPER_TOKENS, suite_rows, write_paper_table
 from specdraft.callbacks.provenance import provenance
 from specdraft.commands import open_policy
 from specdraft.decoding import BlockPolicy, PolicyFile, SamplingParams
@@ -29,9 +30,11 @@ def bench(
     temperature: list[float] | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     num_prompts: int | None = None,
     policy: str | None = None,
+    suite: Literal["none", "paper"] = "none",
+    sets: list[str] | None = None,
     baseline: Literal["none", "hf-generate"] = "none",
     out: str = "runs/bench",
     resume: bool = False,
@@ -39,24 +42,29 @@ def bench(
     drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     device: str = "auto",
     seed: int = 0,
+    target: str | None = None,
 ) -> None:
     """Measure checkpoints against the lean autoregressive loop: MAT, tokens/s, latencies, memory, losslessness.
 
     A cell is a checkpoint, block size, concurrency and temperature; all decode the same prompts, and a row that
     ends is refilled from the queue. Writes ``bench.json``, ``bench.md``, ``bench.png`` and, while it runs,
-    ``requests.jsonl`` with a line per finished prompt.
+    ``requests.jsonl`` with a line per finished prompt. ``--suite paper`` adds ``paper.md``, speed-up / tau per
+    evaluation set beside published figures.
 
     Args:
-        checkpoint: Checkpoints written by ``specdraft fit``, all for the same target.
-        prompts: JSONL file with ``prompt`` (and ``family``), or ``embedded:heldout`` / ``embedded:train``.
-        concurrency: Numbers of requests in flight; null is 1 2 4 8.
+        checkpoint: Checkpoints written by ``specdraft fit``, or exported folders, all for the same target.
+        prompts: JSONL file with ``prompt`` or ``turns`` (and ``family``), ``embedded:heldout``, ``embedded:train``, or
+            an evaluation set such as gsm8k or mt-bench, alone or as gsm8k=FILE.
+        concurrency: Numbers of requests in flight; null is 1 2 4 8, with the suite 1.
         block_sizes: Block sizes up to the trained one; null is each checkpoint's own.
-        temperature: Sampling temperatures; null is 0, greedy.
+        temperature: Sampling temperatures; null is 0, greedy, with the suite 0 1.
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution; 0 keeps all.
-        max_new_tokens: Tokens per prompt at most.
+        max_new_tokens: Tokens per prompt at most; null is 128, with the suite 2048.
         num_prompts: Prompts to decode, dealt evenly over the families of the file; null takes all.
         policy: File written by ``specdraft tune``; measured besides the block sizes.
+        suite: Decode the evaluation sets of the papers instead of ``prompts``: paper.
+        sets: Evaluation sets of the suite, alone or as name=FILE; null takes the seven of the DFlash paper.
         baseline: Measure transformers.generate as well.
         out: Folder to write.
         resume: Continue the interrupted run in ``out``.
@@ -64,8 +72,14 @@ def bench(
         drafter_dtype: Type of drafter and corrector while decoding; auto is the target's.
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
+        target: Target of exported folders, by name or folder; null takes the one that they name.
     """
-    levels = numbers("concurrency", concurrency, [1, 2, 4, 8])
+    paper = suite == "paper"
+    levels = numbers("concurrency", concurrency, [1] if paper else [1, 2, 4, 8])
+    if max_new_tokens is None:
+        max_new_tokens = PAPER_TOKENS if paper else 128
+    if sets is not None and not paper:
+        raise ValueError(f"sets {sets} belong to a suite; add --suite paper, or name one as --prompts")
     if policy is not None:
         PolicyFile.read(policy)  # refused before anything is loaded
 
@@ -78,8 +92,8 @@ def bench(
 
     setup = prepare(
         checkpoint,
-        prompts,
-        temperature=temperature,
+        " ".join(sets or ["the paper's sets"]) if paper else prompts,
+        temperature=[0.0, 1.0] if temperature is None and paper else temperature,
         top_p=top_p,
         top_k=top_k,
         max_new_tokens=max_new_tokens,
@@ -87,6 +101,9 @@ def bench(
         drafter_dtype=drafter_dtype,
         device=device,
         seed=seed,
+        target=target,
+        rows=suite_rows(sets) if paper else None,
+        concurrency=max(levels),
         check_rows=enough,
     )
     blocks = {}
@@ -111,6 +128,8 @@ def bench(
         print(f"\ninterrupted; the finished prompts are in {folder / 'requests.jsonl'}, go on with --resume")
         raise
     print(write_reports(folder, found, {**facts, **provenance()}))
+    if paper:
+        print(write_paper_table(folder, found, setup.target.spec.name, list(dict.fromkeys(setup.families))))
     if profile:
         _profile(setup, blocks, found, levels[0], seed, folder)
 

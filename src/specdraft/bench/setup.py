@@ -12,7 +12,9 @@ import torch
 
 from specdraft.bench.cells import Cell, Decode, Measurement, measure
 from specdraft.bench.journal import Journal
-from specdraft.commands import encode_prompt, load_module, prompt_rows
+from specdraft.bench.turns import requests_of
+from specdraft.checkpoints import digest
+from specdraft.commands import load_module, prompt_rows
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
     BlockPolicy,
@@ -70,13 +72,16 @@ def prepare(
     drafter_dtype: str,
     device: str,
     seed: int,
+    target: str | None = None,
+    rows: list[dict[str, Any]] | None = None,
+    concurrency: int = 1,
     check_rows: Callable[[int], None] = lambda _: None,
 ) -> Setup:
     """Load checkpoints and prompts.
 
     Args:
         checkpoint: Checkpoints for the same target.
-        prompts: JSONL file, or ``embedded:heldout`` / ``embedded:train``.
+        prompts: What :func:`specdraft.commands.prompt_rows` reads; with ``rows`` only their name.
         temperature: Sampling temperatures; None is 0.
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution.
@@ -85,6 +90,9 @@ def prepare(
         drafter_dtype: Type of drafter and corrector; auto is the target's.
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
+        target: Target of exported folders, by name or folder; None takes the one that they name.
+        rows: Rows with ``prompt``, in place of those of ``prompts``.
+        concurrency: Requests in flight while the answers before later turns are decoded.
         check_rows: Called with the number of prompts before anything is loaded, to refuse it early.
 
     Raises:
@@ -97,33 +105,25 @@ def prepare(
         raise ValueError(f"temperature {temperatures} must name at least one value, each once")
     if max_new_tokens < 2:
         raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first token is the prefill's")
-    rows = _chosen(prompt_rows(prompts), num_prompts, prompts)
+    rows = _chosen(prompt_rows(prompts) if rows is None else rows, num_prompts, prompts)
     check_rows(len(rows))
-    modules = _load(checkpoint, device, drafter_dtype)
+    modules = _load(checkpoint, device, drafter_dtype, target)
     labels = dict(zip(modules, _labels(list(modules)), strict=True))
-    target = next(iter(modules.values())).target
-    requests = [
-        Request(
-            encode_prompt(target.tokenizer, row["prompt"]),
-            max_new_tokens,
-            target.stop_token_ids,
-            str(row.get("family") or "all"),
-        )
-        for row in rows
-    ]
+    model = next(iter(modules.values())).target
+    requests = requests_of(model, rows, max_new_tokens, concurrency)
     facts = {
-        "target": target.spec.name,
-        "target_dtype": str(target.dtype).removeprefix("torch."),
+        "target": model.spec.name,
+        "target_dtype": str(model.dtype).removeprefix("torch."),
         "drafter_dtype": {labels[path]: _dtype_name(module) for path, module in modules.items()},
-        "device": str(target.device),
+        "device": str(model.device),
         "threads": torch.get_num_threads(),
         "prompts": prompts,
-        "num_prompts": len(rows),
+        "num_prompts": len(requests),
         "max_new_tokens": max_new_tokens,
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
-        "checkpoints": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in modules},
+        "checkpoints": {path: digest(path) for path in modules},
         "requests": hashlib.sha256(repr([list(r.prompt_ids) for r in requests]).encode()).hexdigest()[:16],
     }
     return Setup(modules, labels, requests, settings, facts)
@@ -196,13 +196,13 @@ def fixed(block: int) -> Callable[[], BlockPolicy]:
     return lambda: FixedBlock(block)
 
 
-def _load(paths: list[str], device: str, dtype: str) -> dict[str, DraftingModule]:
+def _load(paths: list[str], device: str, dtype: str, target: str | None) -> dict[str, DraftingModule]:
     """Modules by path; those with equal specs share one target."""
     if not paths or len(set(paths)) != len(paths):
         raise ValueError(f"checkpoint {paths} must name at least one file, each once")
     modules: dict[str, DraftingModule] = {}
     for path in paths:
-        module = load_module(path, device)
+        module = load_module(path, device, target)
         first = next(iter(modules.values()), module)
         if module.target.spec.name != first.target.spec.name or module.target.dtype != first.target.dtype:
             raise ValueError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from specdraft.drafters.base import Drafter
 from specdraft.types import TargetSpec
 
@@ -32,10 +34,34 @@ def check_facts(found: dict[str, Any], wanted: dict[str, Any], path: str) -> Non
         raise ValueError(f"{path} is not a specdraft checkpoint: it has no {KEY!r} entry")
     facts = found[KEY]
     for fact in ("name", "hidden_size", "vocab_size", "num_layers", "taps", "mask_token_id"):
-        _same(f"target {fact}", facts["spec"][fact], wanted["spec"][fact], path, "model.target")
+        if facts["spec"][fact] is not None:  # a public file may leave the target's name and depth open
+            _same(f"target {fact}", facts["spec"][fact], wanted["spec"][fact], path, "model.target")
+    if facts.get("scales") and wanted.get("scales"):
+        _same("target scaling", facts["scales"], wanted["scales"], path, "model.target")
     for fact in wanted["drafter"]:
         _same(f"drafter {fact}", facts["drafter"].get(fact), wanted["drafter"][fact], path, "model.drafter")
     _same("draft_vocab_size", facts["draft_vocab_size"], wanted["draft_vocab_size"], path, "model")
+
+
+def check_weights(found: dict[str, Tensor], own: dict[str, Tensor], path: str) -> None:
+    """Refuse drafter weights that this run's drafter has no place for.
+
+    Raises:
+        ValueError: Naming the first tensor that is missing, left over, or of another shape.
+    """
+    for name in sorted(set(found) | set(own)):
+        theirs, ours = (tuple(state[name].shape) if name in state else None for state in (found, own))
+        where = "model.drafter (num_layers, heads, sizes, tap_norm, layer_fusion)"
+        _same(f"drafter weight {name} of shape", theirs, ours, path, where)
+
+
+def check_eps(found: dict[str, Any], eps: float, path: str) -> None:
+    """Refuse norms of another epsilon, which a drafter takes from its target.
+
+    Raises:
+        ValueError: Naming both values.
+    """
+    _same("drafter rms_norm_eps", found[KEY]["spec"]["rms_norm_eps"], eps, path, "model.target")
 
 
 def check_corrector(found: dict[str, Any], wanted: dict[str, Any], path: str) -> None:

@@ -103,6 +103,15 @@ class HFTarget:
         return self._embedding.weight.shape[0]
 
     @property
+    def scales(self) -> dict[str, float | None]:
+        """Scaling of the family: ``embedding`` and ``multiplier`` (of the logits) are factors, ``softcap`` a bound."""
+        return {
+            "embedding": self._embedding_multiplier,
+            "multiplier": self.head.multiplier,
+            "softcap": self.head.softcap,
+        }
+
+    @property
     def adds_positions(self) -> bool:
         """Whether the model adds learned positions to the embedding (GPT-2, OPT), which :meth:`embed` leaves out."""
         return any(hasattr(self._decoder, name) for name in ("wpe", "embed_positions"))

@@ -72,7 +72,8 @@ def test_summary(tmp_path):
     assert found["itl_ms"]["p99"] == pytest.approx(100)
     assert found["round_gap_ms"]["p50"] == pytest.approx(200)
     assert found["families"]["a"] == {
-        "prompts": 3, "mat": 2.0, "stream_tokens_per_second": pytest.approx(10), "speedup": pytest.approx(1.0),
+        "prompts": 3, "mat": 2.0, "mat_prompt_mean": 2.0, "stream_tokens_per_second": pytest.approx(10),
+        "speedup": pytest.approx(1.0),
     }  # fmt: skip
     own = summary(plain, plain, ["a"] * 5)
     assert (own["mat"], own["lossless"], own["speedup"]) == (None, None, 1.0)

@@ -1,0 +1,77 @@
+"""Options that a public format lacks, written as weights that it has, where the function stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specdraft.checkpoints.record import DraftCheckpoint, Tensors
+
+CONVOLUTIONS = ("attention_conv", "mlp_conv")
+
+
+def fold_layer_fusion(checkpoint: DraftCheckpoint) -> DraftCheckpoint:
+    """Write the fusion of the taps as one ``fc`` over their concatenation, if all layers mix them alike.
+
+    ``fc(sum_t m_t tap_t)`` is ``[m_1 fc ; ... ; m_T fc]`` over ``[tap_1 ; ... ; tap_T]``. With per-layer mixtures
+    that differ, every layer has a context of its own, which the public formats do not have; such a drafter comes
+    back unchanged, as does one with ``tap_norm``.
+    """
+    options = checkpoint.drafter
+    if not options.layer_fusion or options.tap_norm:
+        return checkpoint
+    mix = checkpoint.weights["tap_mix"]
+    if not torch.equal(mix, mix[:1].expand_as(mix)):
+        return checkpoint
+    weights = {name: tensor for name, tensor in checkpoint.weights.items() if name != "tap_mix"}
+    weights["fc.weight"] = torch.cat([weights["fc.weight"] * share for share in mix[0].softmax(-1)], 1)
+    return replace(checkpoint, drafter=replace(options, layer_fusion=False), weights=weights)
+
+
+def identity_convolutions(num_layers: int, hidden_size: int, like: Tensor, taps: int, group: int) -> Tensors:
+    """DFlash 2's convolutions that change nothing: one on the slot itself, zero on the others, no dynamic part.
+
+    Args:
+        num_layers: Layers of the drafter.
+        hidden_size: H.
+        like: A weight of the drafter, for the dtype.
+        taps: Kernel size k.
+        group: Channels that share a dynamic kernel.
+
+    Returns:
+        Per layer and side of the block ``base_kernel`` ``[2, k, H]`` and ``kernel_projection.weight``
+        ``[2 k H / group, H]``.
+    """
+    base = like.new_zeros(2, taps, hidden_size)
+    base[:, 0] = 1
+    rows = 2 * taps * hidden_size // group
+    out: Tensors = {}
+    for layer in range(num_layers):
+        for name in CONVOLUTIONS:
+            out[f"layers.{layer}.{name}.base_kernel"] = base.clone()
+            out[f"layers.{layer}.{name}.kernel_projection.weight"] = like.new_zeros(rows, hidden_size)
+    return out
+
+
+def without_convolutions(tensors: Tensors) -> Tensors:
+    """Leave out convolutions that change nothing.
+
+    Raises:
+        ValueError: If one of them changes something: specdraft's DFlash has no convolutions.
+    """
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if not any(f".{part}." in name for part in CONVOLUTIONS):
+            out[name] = tensor
+            continue
+        same = torch.zeros_like(tensor)
+        if name.endswith("base_kernel"):
+            same[:, 0] = 1
+        if not torch.equal(tensor, same):
+            raise ValueError(
+                f"{name} is a trained convolution of DFlash 2, and specdraft's DFlash has none; "
+                "only drafters whose convolutions are the identity can be loaded"
+            )
+    return out
