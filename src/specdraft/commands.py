@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-<<<<<<< HEAD
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-=======
->>>>>>> main
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
