@@ -80,6 +80,12 @@ def test_tune_and_its_policy(
         assert (a["measured"], a["best_measured"]) == (rates[a["chosen"]], max(rates.values()))
         assert a["regret"] == pytest.approx(1 - a["measured"] / a["best_measured"])
         assert a["gain"] == pytest.approx(a["measured"] / rates[a["fixed"]] - 1)
+        mats = next(g for g in check["mat"] if (g["workload"], g["concurrency"]) == (a["workload"], a["concurrency"]))
+        seconds = next(
+            g for g in check["round_seconds"] if (g["workload"], g["concurrency"]) == (a["workload"], a["concurrency"])
+        )
+        chosen = str(a["chosen"])
+        assert a["measured"] == pytest.approx(a["concurrency"] * mats["mat"][chosen] / seconds["round_seconds"][chosen])
     assert set(check["policies"]) == {"StaticTable", "RunningSurvival"}
     text = (folder / "tune.md").read_text()
     assert text in printed

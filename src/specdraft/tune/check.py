@@ -8,7 +8,7 @@ from functools import partial
 
 from specdraft.bench.setup import fixed
 from specdraft.decoding import RunningSurvival, StaticTable, TunedTables
-from specdraft.tune.measuring import Meter, Way
+from specdraft.tune.measuring import Meter, Throughput, Way
 from specdraft.tune.prediction import Assessment, Grid, Pair, assess
 
 
@@ -19,6 +19,8 @@ class Check:
     Attributes:
         temperature: Sampling temperature.
         measured: Workload and concurrency to block size to rate: the exhaustive grid.
+        mats: The same to measured MAT.
+        latencies: The same to mean seconds of a round.
         policies: Name of a policy to workload and concurrency to rate.
         baseline: Concurrency to rate of the lean autoregressive loop, on all prompts.
         assessments: The choices, one per workload and concurrency.
@@ -26,6 +28,8 @@ class Check:
 
     temperature: float
     measured: Grid
+    mats: Grid
+    latencies: Grid
     policies: dict[str, dict[Pair, float]]
     baseline: dict[int, float]
     assessments: list[Assessment]
@@ -43,16 +47,20 @@ def check_run(meter: Meter, tables: TunedTables, predicted: Grid, levels: Sequen
     policies = (StaticTable, RunningSurvival)
     ways = [Way(size, fixed(size)) for size in tables.sizes]
     ways += [Way(max(tables.sizes), partial(cls.from_tables, tables), cls.__name__) for cls in policies]
-    measured: dict[Pair, dict[int, float]] = {}
+    found: dict[Pair, dict[int, Throughput]] = {}
     by_policy: dict[str, dict[Pair, float]] = {cls.__name__: {} for cls in policies}
     baseline = {}
     for rows in levels:
         baseline[rows] = meter.baseline(rows)
-        for key, rates in meter.check(rows, ways).items():
-            for workload, value in rates.items():
+        for key, values in meter.check(rows, ways).items():
+            for workload, value in values.items():
                 if isinstance(key, int):
-                    measured.setdefault((workload, rows), {})[key] = value
+                    found.setdefault((workload, rows), {})[key] = value
                 else:
-                    by_policy[key][workload, rows] = value
-    choices = tables.choices
-    return Check(meter.params.temperature, measured, by_policy, baseline, assess(predicted, measured, choices))
+                    by_policy[key][workload, rows] = value.tokens_per_second
+    measured, mats, latencies = (
+        {pair: {size: getattr(value, name) for size, value in values.items()} for pair, values in found.items()}
+        for name in ("tokens_per_second", "mat", "seconds")
+    )
+    assessments = assess(predicted, measured, tables.choices)
+    return Check(meter.params.temperature, measured, mats, latencies, by_policy, baseline, assessments)

@@ -96,8 +96,8 @@ class Meter:
                     found.setdefault((size, rows), []).append(median(shape["median_seconds"] for shape in shapes))
         return {size: {rows: median(found[size, rows]) for rows in levels} for size in sizes}
 
-    def check(self, rows: int, ways: Sequence[Way]) -> dict[int | str, dict[str, float]]:
-        """Measured tokens per second with full rows, by way and workload, and of ``all`` together.
+    def check(self, rows: int, ways: Sequence[Way]) -> dict[int | str, dict[str, Throughput]]:
+        """Measured throughput with full rows, by way and workload, and of ``all`` together.
 
         The ways follow each other within a workload, so that what is compared is measured close together.
 
@@ -112,14 +112,14 @@ class Meter:
             for way in ways:
                 run = self._run(way.size, way.policy, rows, requests, f"check-{workload}", way.name)
                 counted[way.key][workload] = fullest(run.totals["shapes"])
-        return {key: pooled_rates(shapes) for key, shapes in counted.items()}
+        return {key: pooled(shapes) for key, shapes in counted.items()}
 
     def baseline(self, rows: int) -> float:
         """Tokens per second of the lean autoregressive loop with full rows."""
         decode = autoregressive(self.setup.target, self.params, rows, self.seed)
         requests = taken(self.setup.requests, 0, max(len(self.setup.requests), PROMPTS_PER_ROW * rows))
         cell = Cell(AR, rows, self.params.temperature, part="check")
-        return rate(fullest(self._measured(cell, decode, requests).totals["shapes"]))
+        return throughput(fullest(self._measured(cell, decode, requests).totals["shapes"])).tokens_per_second
 
     def _run(
         self,
@@ -168,20 +168,43 @@ def taken(requests: Sequence[Request], start: int, count: int) -> list[Request]:
     return [requests[(start + i) % len(requests)] for i in range(count)]
 
 
-def rate(shapes: Iterable[Mapping[str, Any]]) -> float:
-    """Tokens per second over some rounds; 0 without rounds."""
-    tokens = seconds = 0.0
+@dataclass(frozen=True)
+class Throughput:
+    """What rounds with full rows gave.
+
+    Attributes:
+        tokens_per_second: Tokens of all rows per second, prefill apart.
+        mat: Tokens per row and round.
+        seconds: Mean seconds of a round.
+    """
+
+    tokens_per_second: float
+    mat: float
+    seconds: float
+
+
+def throughput(shapes: Iterable[Mapping[str, Any]]) -> Throughput:
+    """Sum rounds up; all zero without rounds.
+
+    Args:
+        shapes: See :func:`specdraft.bench.shapes.round_shapes`.
+    """
+    tokens = seconds = rounds = row_rounds = 0.0
     for shape in shapes:
         tokens += shape["tokens"]
         seconds += shape["seconds"]
-    return tokens / seconds if seconds else 0.0
+        rounds += shape["rounds"]
+        row_rounds += shape["rounds"] * shape["rows"]
+    if not rounds or not seconds:
+        return Throughput(0.0, 0.0, 0.0)
+    return Throughput(tokens / seconds, tokens / row_rounds, seconds / rounds)
 
 
-def pooled_rates(shapes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Tokens per second of every workload, and of ``all``: tokens of all over seconds of all.
+def pooled(shapes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Throughput]:
+    """Throughput of every workload, and of ``all``: tokens of all over seconds of all.
 
     Args:
-        shapes: Workload to the rounds that count, see :func:`specdraft.bench.shapes.round_shapes`.
+        shapes: Workload to the rounds that count.
     """
-    out = {workload: rate(own) for workload, own in shapes.items()}
-    return {**out, ALL: rate(shape for own in shapes.values() for shape in own)}
+    out = {workload: throughput(own) for workload, own in shapes.items()}
+    return {**out, ALL: throughput(shape for own in shapes.values() for shape in own)}

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from specdraft.decoding.tuned import ALL, Latency, Survival
 
 Pair: TypeAlias = tuple[str, int]  # workload, concurrency
-Grid: TypeAlias = Mapping[Pair, Mapping[int, float]]  # tokens per second by block size
+Grid: TypeAlias = Mapping[Pair, Mapping[int, float]]  # tokens per second, or another quantity, by block size
 
 
 def predicted_grid(survival: Survival, latency: Latency) -> dict[Pair, dict[int, float]]:

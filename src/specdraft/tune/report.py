@@ -81,7 +81,9 @@ def markdown(
     ]
     for table in best.tables:
         out += ["", f"## Temperature {table.temperature:g}", "", *_measured(table), "", *_choices(table)]
-        out += [line for check in checks if check.temperature == table.temperature for line in ["", *_check(check)]]
+        out += [
+            line for check in checks if check.temperature == table.temperature for line in ["", *_check(check, table)]
+        ]
     if figure:
         out += ["", "![MAT, latency and tokens/s against block size and concurrency](tune.png)"]
     return "\n".join(out) + "\n"
@@ -123,13 +125,17 @@ def _choices(table: TunedTables) -> list[str]:
     return _table(["chosen block size", *(f"concurrency {level}" for level in levels)], rows)
 
 
-def _check(check: Check) -> list[str]:
-    heads = ["workload", "concurrency", "chosen B", "predicted tokens/s", "measured", "error", "best B", "regret"]
-    heads += ["best fixed B", "gain", *check.policies]
+def _check(check: Check, table: TunedTables) -> list[str]:
+    heads = ["workload", "concurrency", "chosen B", "predicted tokens/s", "measured", "error", "of MAT", "of latency"]
+    heads += ["best B", "regret", "best fixed B", "gain", *check.policies]
     rows = []
     for a in check.assessments:
+        mat = table.mat(a.workload, a.chosen) / check.mats[a.workload, a.concurrency][a.chosen] - 1
+        found = check.latencies[a.workload, a.concurrency][a.chosen]
+        latency = table.seconds(a.chosen, a.concurrency) / found - 1
         rates = [f"{rates[a.workload, a.concurrency]:.1f}" for rates in check.policies.values()]
-        numbers = [f"{a.predicted:.1f}", f"{a.measured:.1f}", f"{a.error:+.1%}", str(a.best), f"{a.regret:.1%}"]
+        numbers = [f"{a.predicted:.1f}", f"{a.measured:.1f}", f"{a.error:+.1%}", f"{mat:+.1%}", f"{latency:+.1%}"]
+        numbers += [str(a.best), f"{a.regret:.1%}"]
         rows.append([a.workload, str(a.concurrency), str(a.chosen), *numbers, str(a.fixed), f"{a.gain:+.1%}", *rates])
     chosen = sorted({a.chosen for a in check.assessments})
     differ = f"block sizes {', '.join(map(str, chosen))} are chosen" if len(chosen) > 1 else "one block size serves all"
@@ -140,8 +146,10 @@ def _check(check: Check) -> list[str]:
         "",
         f"Means: error {sum(abs(a.error) for a in check.assessments) / count:.1%} (absolute), regret "
         f"{sum(a.regret for a in check.assessments) / count:.1%} against the exhaustive grid, gain "
-        f"{sum(a.gain for a in check.assessments) / count:+.1%} over the best fixed block size; {differ}. The policies "
-        f"were decoded with as such. Lean autoregressive loop: {plain} tokens/s.",
+        f"{sum(a.gain for a in check.assessments) / count:+.1%} over the best fixed block size; {differ}. An error of "
+        "the prediction is one of MAT or one of latency: a machine that was busier in one part of the run than in the "
+        "other shows as latency. The last columns are tokens/s decoded with the policies themselves. Lean "
+        f"autoregressive loop: {plain} tokens/s.",
     ]
 
 
@@ -166,6 +174,8 @@ def _check_values(check: Check) -> dict[str, Any]:
     return {
         "temperature": check.temperature,
         "measured": _grid_values(check.measured),
+        "mat": _grid_values(check.mats, "mat"),
+        "round_seconds": _grid_values(check.latencies, "round_seconds"),
         "policies": {
             name: [{"workload": w, "concurrency": c, "tokens_per_second": rate} for (w, c), rate in rates.items()]
             for name, rates in check.policies.items()
@@ -175,8 +185,8 @@ def _check_values(check: Check) -> dict[str, Any]:
     }
 
 
-def _grid_values(grid: Grid) -> list[dict[str, Any]]:
-    return [{"workload": w, "concurrency": c, "tokens_per_second": dict(rates)} for (w, c), rates in grid.items()]
+def _grid_values(grid: Grid, name: str = "tokens_per_second") -> list[dict[str, Any]]:
+    return [{"workload": w, "concurrency": c, name: dict(values)} for (w, c), values in grid.items()]
 
 
 def _write(path: Path, text: str) -> None:

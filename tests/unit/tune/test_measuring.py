@@ -7,7 +7,7 @@ import pytest
 from specdraft.bench.shapes import fullest, round_shapes
 from specdraft.decoding import DecodeResult, Request, RequestResult, RoundLog
 from specdraft.tune.candidates import Candidate, choose_candidate
-from specdraft.tune.measuring import by_workload, pooled_rates, survival_curve, taken
+from specdraft.tune.measuring import Throughput, by_workload, pooled, survival_curve, taken, throughput
 
 
 def result(*accepted: int) -> RequestResult:
@@ -35,8 +35,16 @@ def test_rounds_by_shape():
     assert shapes[2]["seconds"] == pytest.approx(0.8)
     assert [shape["block_size"] for shape in fullest(shapes)] == [2, 4]
     assert fullest([]) == round_shapes([]) == []
-    rates = pooled_rates({"a": fullest(shapes), "b": shapes[1:2]})
-    assert rates == {"a": pytest.approx(15 / 0.9), "b": pytest.approx(20), "all": pytest.approx(17 / 1.0)}
+    found = pooled({"a": fullest(shapes), "b": shapes[1:2]})
+    assert {name: value.tokens_per_second for name, value in found.items()} == {
+        "a": pytest.approx(15 / 0.9),
+        "b": pytest.approx(20),
+        "all": pytest.approx(17),
+    }
+    assert found["a"].mat == pytest.approx(15 / 8)
+    assert found["all"].mat == pytest.approx(17 / 9)
+    assert found["a"].tokens_per_second == pytest.approx(2 * found["a"].mat / found["a"].seconds)
+    assert throughput([]) == Throughput(0.0, 0.0, 0.0)
 
 
 def test_rows_are_filled_by_repeating():
