@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "specdraft"
 MIDDLE = {"targets", "drafters", "correctors", "objectives", "metrics", "decoding"}
-BASE = {"types", "cache", "attention", "precision"}
+BASE = {"types", "taps", "cache", "attention", "precision"}
 # middle packages may import the base; what stands later may import everything before it
 MAY_USE = {
     **{name: BASE for name in BASE},
@@ -23,7 +23,7 @@ MAY_USE = {
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
     "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module"},
+    "callbacks": BASE | MIDDLE | {"module", "data"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
     "arguments": set(),
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from specdraft.drafters.base import Drafter
 from specdraft.types import TargetSpec
@@ -38,6 +41,20 @@ def check_facts(found: dict[str, Any], wanted: dict[str, Any], path: str) -> Non
     _same("draft_vocab_size", facts["draft_vocab_size"], wanted["draft_vocab_size"], path, "model")
 
 
+def fitting_checkpoint(path: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Read a checkpoint to start from.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it was made for something else.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"init_from: no checkpoint at {path}")
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    check_facts(found, wanted, path)
+    return found
+
+
 def check_corrector(found: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
     """Refuse a checkpoint whose corrector is another one; a warm start need not ask.
 
@@ -45,8 +62,8 @@ def check_corrector(found: dict[str, Any], wanted: dict[str, Any], path: str) ->
         ValueError: Naming both values of the first fact that differs.
     """
     facts = found[KEY].get("corrector", {"class": "NoCorrector"})
-    for fact in wanted["corrector"]:
-        _same(f"corrector {fact}", facts.get(fact), wanted["corrector"][fact], path, "model.corrector")
+    for fact in {**wanted["corrector"], **facts}:
+        _same(f"corrector {fact}", facts.get(fact), wanted["corrector"].get(fact), path, "model.corrector")
 
 
 def _same(fact: str, found: Any, wanted: Any, path: str, where: str) -> None:

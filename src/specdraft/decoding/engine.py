@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdraft.cache import KeyValueCache
+from specdraft.decoding.confidence import offered
 from specdraft.decoding.graphs import Stage, aligned, capture, wanted
 from specdraft.decoding.prefill import prefill
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request
@@ -101,13 +102,13 @@ def speculative_decode(
         changed = False
         ended: list[tuple[int, list[int], int, int]] = []
         extent = 0
-        for place, (*tokens, kept_count, accepted) in enumerate(packet):
+        for place, (*tokens, kept_count, accepted, limit) in enumerate(packet):
             row = schedule.rows[place]
             if row is None:
                 continue
             extent = max(extent, row.length + kept_count)
             # drafts behind a stop token inside the accepted prefix, or past the limit, had no chance to count
-            drafted = kept_count - 1 if kept_count <= accepted else min(loop.drafts, row.remaining - 1)
+            drafted = kept_count - 1 if kept_count <= accepted else limit
             ended.append((place, tokens[:kept_count], kept_count - 1, drafted))
         for cache in caches:
             cache.advance(state.kept, extent=extent)
@@ -128,7 +129,7 @@ class _State:
     """Device side of the rows, in buffers that stay, and what a round leaves for its later stages.
 
     Anchor ``[N]``, tokens still to emit ``[N]`` (0 in an empty row), stop ids ``[N, S]`` padded with -1; ``packet`` is
-    ``[N, K + 3]``: tokens, how many of them are kept, accepted length.
+    ``[N, K + 4]``: tokens, how many of them are kept, accepted length, most drafts that could be accepted.
     """
 
     anchor: Tensor
@@ -137,6 +138,7 @@ class _State:
     hidden: Tensor = field(init=False)
     logits: Tensor = field(init=False)
     proposal: Proposal = field(init=False)
+    limit: Tensor = field(init=False)
     features: Tensor = field(init=False)
     verdict: Verdict = field(init=False)
     kept: Tensor = field(init=False)
@@ -228,12 +230,13 @@ class _Loop:
         )
 
     def _check(self, state: _State, cache: KeyValueCache) -> None:
-        out = self.target.forward(torch.cat([state.anchor[:, None], state.proposal.tokens], 1), cache)
+        room = (state.remaining - 1).clamp(0, self.drafts)
+        drafts, state.limit = offered(state.proposal, room, cache.static)
+        out = self.target.forward(torch.cat([state.anchor[:, None], drafts.tokens], 1), cache)
         assert out.hidden is not None
         assert out.features is not None
         state.features = out.features
-        limit = (state.remaining - 1).clamp(0, self.drafts)
-        state.verdict = self._verify(self.target.head(out.hidden), state.proposal, limit)
+        state.verdict = self._verify(self.target.head(out.hidden), drafts, state.limit)
 
     def _finish(self, state: _State, context: KeyValueCache) -> None:
         self.drafter.extend(state.features, context)
@@ -244,7 +247,7 @@ class _Loop:
         first_stop = torch.where(stopped, self.places, self.drafts).amin(-1)
         # an empty row stays where it is
         state.kept = torch.where(state.remaining > 0, torch.minimum(accepted, first_stop) + 1, 0)
-        state.packet = torch.cat([tokens, state.kept[:, None], accepted[:, None]], 1)
+        state.packet = torch.cat([tokens, state.kept[:, None], accepted[:, None], state.limit[:, None]], 1)
         state.anchor.copy_(state.verdict.next_token)
         state.remaining.sub_(state.kept)
 
