@@ -29,9 +29,7 @@ def digest(prompt_ids: Sequence[int] | Tensor) -> str:
     return hashlib.sha256(repr(ids).encode()).hexdigest()[:12]
 
 
-def write_counts(
-    path: Path, prompts: Sequence[str], families: Sequence[str], rows: Sequence[Sequence[float]]
-) -> None:
+def write_counts(path: Path, prompts: Sequence[str], families: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
     """Write one line per prompt: its digest, its family, and :data:`FIELDS`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:

@@ -248,7 +248,9 @@ class SpeculativeDecoding(Callback):
                 *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
             ],
         )
-        ar_tokens, ar_seconds, tokens, seconds, steps, equal, count, own_sum, own_count, offered, rounds, *parts = pooled
+        ar_tokens, ar_seconds, tokens, seconds, steps, equal, count, own_sum, own_count, offered, rounds, *parts = (
+            pooled
+        )
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),
