@@ -23,6 +23,7 @@ from specdraft.decoding import (
     SamplingParams,
     autoregressive_decode,
     speculative_decode,
+    with_threshold,
 )
 from specdraft.module import DraftingModule
 from specdraft.targets import load_target
@@ -64,6 +65,7 @@ def generate(
     seed: int = 0,
     device: str = "auto",
     color: bool | None = None,
+    confidence_threshold: float = 0.0,
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
@@ -78,6 +80,8 @@ def generate(
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
+        confidence_threshold: Verify drafts only while the product of their confidences is at least this; 0 verifies
+            all. Needs a corrector with confidences.
     """
     module = load_module(checkpoint, device)
     target = module.target
@@ -89,7 +93,7 @@ def generate(
     drafted = speculative_decode(
         target,
         module.drafter,
-        module.corrector,
+        with_threshold(module.corrector, confidence_threshold),
         module.draft_head,
         [request],
         mask_token_id=target.spec.mask_token_id,

@@ -124,7 +124,8 @@ def _read(place: Path, at: str) -> Run | None:
             same = [event.value for event in events.Scalars(tag) if event.step == chosen.step]
             if same:
                 values[tag] = float(same[-1])
-    counts = read_counts(place, int(chosen.step))
+    # a validation inside an epoch is logged one step before the trainer's own count, which names the file
+    counts = read_counts(place, int(chosen.step) + 1)
     return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place), counts)
 
 
