@@ -19,7 +19,7 @@ quickstart: $(STAMP)
 	$(BIN)/specdraft fit --config experiments/quickstart.yaml
 
 # DScout's parts one by one and left out one by one, over RUN. BUDGET=steps: equal steps; BUDGET=slots: equal supervised
-# slots, STEPS of the base and more for runs that supervise fewer per step (shares for quarters of a block of 8 and a
+# slots, STEPS of the base and more for runs that supervise fewer per step (shares for quarters of a block of 5 and a
 # quarter of the blocks unmasked; train/supervised_slots shows them); BUDGET=time: equal TIME (days:hours:minutes:seconds).
 # FIT holds further options, such as "--seed_everything 43".
 RUN ?= experiments/quickstart.yaml
@@ -28,11 +28,11 @@ STEPS ?= 600
 TIME ?= 00:00:30:00
 FIT ?=
 PERCENT_dscout_1_base := 100
-PERCENT_dscout_2_mixed_horizon := 57
-PERCENT_dscout_3_unmasking := 51
-PERCENT_dscout_4_acceptance_weighted := 51
-PERCENT_dscout_without_mixed_horizon := 88
-PERCENT_dscout_without_unmasking := 57
+PERCENT_dscout_2_mixed_horizon := 70
+PERCENT_dscout_3_unmasking := 62
+PERCENT_dscout_4_acceptance_weighted := 62
+PERCENT_dscout_without_mixed_horizon := 90
+PERCENT_dscout_without_unmasking := 70
 budget_steps = --trainer.max_steps=$(STEPS)
 budget_slots = --trainer.max_steps=$(shell echo $$(($(STEPS) * 100 / $(PERCENT_$(1)))))
 budget_time = --trainer.max_steps=$(STEPS) --trainer.max_time=$(TIME)

@@ -24,10 +24,11 @@ import specdraft.objectives
 from specdraft.arguments import option_words
 from specdraft.bench import bench
 from specdraft.checkpoints import AtomicCheckpointIO
-from specdraft.commands import generate, regenerate
+from specdraft.commands import generate
 from specdraft.compare import compare
 from specdraft.data import ChatDataModule
 from specdraft.module import DraftingModule
+from specdraft.regenerate import regenerate
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
 
 COMMANDS: dict[str, Callable[..., Any]] = {

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -26,7 +21,6 @@ from specdraft.decoding import (
     with_threshold,
 )
 from specdraft.module import DraftingModule
-from specdraft.targets import load_target
 from specdraft.targets.packing import pack_linears
 
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
@@ -149,76 +143,6 @@ def _statistics(answer: RequestResult, baseline: DecodeResult, drafted: DecodeRe
     )
 
 
-def regenerate(
-    prompts: str,
-    out: str,
-    target: str = "smollm2-135m-instruct",
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    concurrency: int = 32,
-    limit: int | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    seed: int = 0,
-) -> None:
-    """Let the target answer prompts, so that a drafter learns the target's own words.
-
-    Writes one JSON line per prompt in the order of the prompts: the row's fields and ``response``. An existing
-    output is continued behind its last whole line.
-
-    Args:
-        prompts: JSONL file with ``prompt`` (and any other fields), or ``embedded:train`` / ``embedded:heldout``.
-        out: JSONL file to write; ``.gz`` and ``.xz`` compress.
-        target: Target by name or folder.
-        max_new_tokens: Tokens per answer at most.
-        temperature: Sampling temperature; 0 is greedy.
-        concurrency: Requests in flight.
-        limit: Answer only the first so many prompts.
-        dtype: Type of the target's weights: float32, bfloat16 or auto.
-        device: auto, cpu or cuda.
-        seed: Seed of the sampling.
-    """
-    rows = prompt_rows(prompts)[:limit]
-    path = Path(out)
-    part = path.with_name(path.name + ".part.jsonl")
-    done = whole_lines(part)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_target(target, dtype="bfloat16" if dtype == "auto" and device == "cuda" else "float32", device=device)
-    params = SamplingParams(temperature)
-    with part.open("a", encoding="utf-8") as file:
-        for start in range(len(done), len(rows), 8 * concurrency):
-            chunk = rows[start : start + 8 * concurrency]
-            requests = [
-                Request(encode_prompt(model.tokenizer, row["prompt"]), max_new_tokens, model.stop_token_ids)
-                for row in chunk
-            ]
-            generator = torch.Generator(device=model.device).manual_seed(seed + start)
-            result = autoregressive_decode(model, requests, params=params, concurrency=concurrency, generator=generator)
-            for row, answer in zip(chunk, result.results, strict=True):
-                file.write(json.dumps({**row, **_answer_fields(model, answer.tokens)}, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            print(f"{start + len(chunk)} of {len(rows)} rows, {result.tokens_per_second:.0f} tokens/s", flush=True)
-    with _opened(path.with_name(path.name + ".tmp"), path.suffix) as packed:
-        packed.writelines(line + "\n" for line in whole_lines(part))
-    os.replace(path.with_name(path.name + ".tmp"), path)
-    part.unlink()
-
-
-def _answer_fields(model: Any, tokens: list[int]) -> dict[str, Any]:
-    """Text of an answer; ``finished`` is false when the limit cut it; ids where the text does not give them back."""
-    finished = bool(tokens) and tokens[-1] in model.stop_token_ids
-    body = tokens[:-1] if finished else tokens
-    text = model.tokenizer.decode(body, skip_special_tokens=True)
-    fields: dict[str, Any] = {"response": text}
-    if not finished:
-        fields["finished"] = False
-    if model.tokenizer(text, add_special_tokens=False)["input_ids"] != body:
-        fields["response_ids"] = tokens
-    return fields
-
-
 def prompt_rows(prompts: str) -> list[dict[str, Any]]:
     """Rows of a JSONL file, or of ``embedded:train`` / ``embedded:heldout``; each has a text field ``prompt``.
 
@@ -256,10 +180,3 @@ def whole_lines(part: Path) -> list[str]:
     if whole != text:
         part.write_text(whole, encoding="utf-8")
     return [line for line in whole.split("\n") if line]
-
-
-@contextmanager
-def _opened(path: Path, suffix: str) -> Iterator[IO[str]]:
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    with openers.get(suffix, open)(path, "wt", encoding="utf-8") as file:
-        yield file

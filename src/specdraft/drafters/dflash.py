@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ class DFlash(Drafter):
         elif torch.is_grad_enabled() and self.tap_mix is None:
             # the weights of the norms are folded into fc: no gradient has to reach the features, the largest tensor
             features = self._tap_norms(features, affine=False)
-            weight = self.fc.weight * torch.cat([norm.weight for norm in self.tap_norms])  # type: ignore[operator]
+            weight = self.fc.weight * torch.cat(list(self.tap_norms.parameters()))
         else:
             features, weight = self._tap_norms(features, affine=True), None
         if self.tap_mix is None:
@@ -159,7 +159,8 @@ class DFlash(Drafter):
         """Every tap of ``[N, n, T * H]`` normalised on its own."""
         assert self.tap_norms is not None
         taps = features.unflatten(-1, (len(self.tap_norms), -1)).unbind(-2)
-        normed = [norm(tap) if affine else norm.scale(tap) for norm, tap in zip(self.tap_norms, taps, strict=True)]  # type: ignore[operator]
+        norms = cast("list[RMSNorm]", list(self.tap_norms))
+        normed = [norm(tap) if affine else norm.scale(tap) for norm, tap in zip(norms, taps, strict=True)]
         return torch.cat(normed, -1)
 
     @override
