@@ -135,7 +135,9 @@ def test_soft_labels_and_short_form(run_cli: Run, tiny_config: Path, tmp_path: P
     assert "val/corrector_loss" in scalars(tmp_path / "runs/tiny/v")
 
 
-def test_confidences_are_learnt_calibrated_stored_and_cut(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+def test_confidences_are_learnt_calibrated_stored_and_cut(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tiny_config.read_text()
     tiny_config.write_text(text.replace("concurrency: 2}", "concurrency: 2, confidence_threshold: 0.3}"))
     rated = (*overlay("gated"), "--model.corrector.init_args.confidence=true")
@@ -156,6 +158,10 @@ def test_confidences_are_learnt_calibrated_stored_and_cut(run_cli: Run, tiny_con
     again = scalars(folder / "test")
     for tag in ("val/confidence_ece_before", "val/confidence_ece_after"):
         assert again[tag][-1] == pytest.approx(values[tag][place], rel=1e-4), tag
+    capsys.readouterr()
+    prompt = ("--prompt", "add one and four", "--max_new_tokens", 12, "--device", "cpu")
+    run_cli("generate", "--checkpoint", best, *prompt, "--confidence_threshold", 0.3)
+    assert "output equal to AR" in capsys.readouterr().out
     module = load_module(str(best), "cpu")
     assert module.corrector.confidence_head is not None
     torch.testing.assert_close(module.corrector.confidence_head.temperatures, temperatures)

@@ -111,8 +111,8 @@ class FullVocabularyCorrector(Corrector):
         if self.confidence_head is not None:
             # the confidence of a draft reads the one before it, so that one pass rates the whole walk
             previous = torch.stack([anchor, *tokens[:-1]], 1)
-            logits = self.confidence_logits(hidden.to(self.output.weight.dtype), previous)
-            proposal.confidence = None if logits is None else self.confidence_head.calibrated(logits)
+            ratings = self.confidence_logits(hidden.to(self.output.weight.dtype), previous)
+            proposal.confidence = None if ratings is None else self.confidence_head.calibrated(ratings)
         return proposal
 
 

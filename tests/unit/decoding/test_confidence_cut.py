@@ -18,6 +18,7 @@ from specdraft.decoding import (
     speculative_decode,
     with_threshold,
 )
+from specdraft.decoding.confidence import offered
 from specdraft.types import Proposal
 
 
@@ -97,6 +98,22 @@ def test_limit_is_the_longest_prefix_at_the_threshold():
     assert limits(0.5) == [3, 0, 4, 2]
     assert limits(0.0) == [4, 4, 4, 4]
     assert limits(1.0) == [0, 0, 4, 0]
+
+
+def test_static_shapes_keep_all_drafts():
+    """A captured graph cannot change its width: rows are only limited."""
+    tokens, q = torch.arange(8).view(2, 4), torch.rand(2, 4, 3)
+    room = torch.tensor([4, 1])
+    whole = Proposal(tokens, q, limit=torch.tensor([2, 3]))
+    kept, limit = offered(whole, room, static=True)
+    assert kept is whole
+    assert limit.tolist() == [2, 1]
+    cut, limit = offered(whole, room, static=False)
+    assert cut.tokens.tolist() == [[0, 1], [4, 5]]
+    assert cut.q.equal(q[:, :2])
+    assert limit.tolist() == [2, 1]
+    plain = Proposal(tokens)
+    assert offered(plain, room, static=False) == (plain, room)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
