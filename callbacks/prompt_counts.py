@@ -9,14 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from specdraft.bootstrap import FIELDS
 from specdraft.decoding import RequestResult
-
-# tokens and seconds are those behind the first token: prefills are left out
-FIELDS = ("rounds", "accepted", "tokens", "seconds", "ar_tokens", "ar_seconds")
 
 
 def counts(drafted: RequestResult, baseline: RequestResult) -> list[float]:
-    """The fields of one prompt, from its speculative and its autoregressive continuation."""
+    """:data:`FIELDS` of one prompt, from its speculative and its autoregressive continuation."""
     values: list[float] = [drafted.rounds, sum(drafted.accepted)]
     for result in (drafted, baseline):
         values += [len(result.tokens) - 1, result.arrivals[-1] - result.arrivals[0]]

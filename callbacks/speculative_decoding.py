@@ -13,7 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
-from specdraft.callbacks.prompt_counts import FIELDS, counts, digest, write_counts
+from specdraft.bootstrap import FIELDS
+from specdraft.callbacks.prompt_counts import counts, digest, write_counts
 from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
 from specdraft.data.selection import dealt
 from specdraft.decoding import (

@@ -24,7 +24,7 @@ MAY_USE = {
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
     "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data"},
+    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
     "arguments": set(),
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# what the callback writes of every prompt; tokens and seconds behind the first token
+# what SpeculativeDecoding writes of every prompt; tokens and seconds are those behind the first token, without prefill
 FIELDS = ("rounds", "accepted", "tokens", "seconds", "ar_tokens", "ar_seconds")
 Array: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = dict[str, Array]
@@ -61,7 +61,11 @@ def mat(sums: Array) -> Array:
 
 
 def speedup(sums: Array) -> Array:
-    """Speculative over autoregressive tokens per second of the same run ``[...]``, prefills left out."""
+    """Speculative over autoregressive tokens per second of the same run ``[...]``, prefills left out.
+
+    From the seconds of each prompt. With several requests in flight these overlap, so that the quotient is that of the
+    speeds as a request sees them.
+    """
     own = sums[..., 2] / np.maximum(sums[..., 3], 1e-9)
     plain = sums[..., 4] / np.maximum(sums[..., 5], 1e-9)
     return own / np.maximum(plain, 1e-9)

@@ -122,7 +122,8 @@ class ValidationMetrics(nn.Module):
         for family, metric in self.family_mat.items():
             values[f"val/mat_family/{family}"] = metric.compute()  # type: ignore[operator]
         if head is not None:
-            values |= self._calibration(head.temperatures[: self.num_drafts].cpu().float())
+            calibration = self._calibration(head.temperatures[: self.num_drafts].cpu().float())
+            values |= {name: value.to(mat.device) for name, value in calibration.items()}
         return values
 
     def _calibration(self, temperatures: Tensor) -> dict[str, Tensor]:

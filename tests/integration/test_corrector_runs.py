@@ -209,6 +209,12 @@ def test_drafter_is_validated_without_its_corrector(
     printed = capsys.readouterr().out
     assert "ref is corrector_none/v; intervals: 95 %, bootstrap over 3 prompts" in printed
     assert "MAT - ref 95 %" in printed
+    # a checkpoint brings everything: where it started from may be gone
+    start.unlink()
+    last = tmp_path / "runs/corrector_dcoco/v/checkpoints/last.ckpt"
+    run_cli("validate", "--config", tiny_config, *overlay("dcoco"), "--ckpt_path", last, "--trainer.logger.version=w")
+    again = scalars(tmp_path / "runs/corrector_dcoco/w")
+    assert again["val/mat"][-1] == pytest.approx(values["dcoco"]["val/mat"][-1])
 
 
 def test_checkpoint_for_other_slots_or_another_vocabulary(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
