@@ -13,8 +13,23 @@ from specdraft.bootstrap import FIELDS
 from specdraft.decoding import RequestResult
 
 
-def counts(drafted: RequestResult, baseline: RequestResult) -> list[float]:
-    """:data:`FIELDS` of one prompt, from its speculative and its autoregressive continuation."""
+def counts(
+    drafted: Sequence[RequestResult], baseline: Sequence[RequestResult], total: int, mine: slice
+) -> list[list[float]]:
+    """:data:`FIELDS` of the prompts of all ranks, zeros for those of other ranks, so that the sum over ranks is whole.
+
+    Args:
+        drafted: Speculative continuations of this rank's prompts.
+        baseline: Autoregressive ones.
+        total: Prompts of all ranks.
+        mine: Which of them are this rank's.
+    """
+    rows = [[0.0] * len(FIELDS) for _ in range(total)]
+    rows[mine] = [_fields(one, other) for one, other in zip(drafted, baseline, strict=True)]
+    return rows
+
+
+def _fields(drafted: RequestResult, baseline: RequestResult) -> list[float]:
     values: list[float] = [drafted.rounds, sum(drafted.accepted)]
     for result in (drafted, baseline):
         values += [len(result.tokens) - 1, result.arrivals[-1] - result.arrivals[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +19,15 @@ from specdraft.callbacks.prompt_counts import counts, digest, write_counts
 from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
+    BlockPolicy,
     DecodeResult,
+    MadeFor,
+    PolicyFile,
     Request,
     SamplingParams,
     autoregressive_decode,
     check_threshold,
+    load_policy,
     speculative_decode,
     with_threshold,
 )
@@ -52,6 +57,8 @@ class SpeculativeDecoding(Callback):
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution; 0 keeps all.
         block_size: Block size to decode with; null is the trained one.
+        policy: File written by ``specdraft tune`` that chooses the block size of each round, in place of
+            ``block_size``; its mean is logged as ``decode/mean_block_size``.
         concurrency: Requests in flight.
         rule: Verification rule at ``temperature > 0``: token by token, or by block.
         every_n_validations: Decode at each n-th validation only; in between the last values are logged again, so that
@@ -69,6 +76,7 @@ class SpeculativeDecoding(Callback):
         top_p: float = 1.0,
         top_k: int = 0,
         block_size: int | None = None,
+        policy: str | None = None,
         concurrency: int = 1,
         rule: Literal["token", "block"] = "token",
         every_n_validations: int = 1,
@@ -85,10 +93,15 @@ class SpeculativeDecoding(Callback):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         check_threshold(confidence_threshold)
         self.confidence_threshold = confidence_threshold
+        if policy is not None:
+            if block_size is not None:
+                raise ValueError(f"block_size {block_size} and policy {policy} were both given; leave one out")
+            PolicyFile.read(policy)  # refused before anything is trained
         self.num_prompts = num_prompts
         self.max_new_tokens = max_new_tokens
         self.params = SamplingParams(temperature, top_p, top_k)
         self.block_size = block_size
+        self.policy = policy
         self.concurrency = concurrency
         self.rule = rule
         self.every_n_validations = every_n_validations
@@ -147,12 +160,15 @@ class SpeculativeDecoding(Callback):
     def _print(self, trainer: Trainer) -> None:
         if self.last_values:
             how = (
-                f"temperature {self.params.temperature:g}, block size {self.block_size or 'trained'}, "
+                f"temperature {self.params.temperature:g}, block size {self._block_words()}, "
                 f"concurrency {self.concurrency}, at most {self.max_new_tokens} new tokens, "
                 "lean AR baseline of the same run"
             )
             values = {**{k: float(v) for k, v in trainer.callback_metrics.items()}, **self.last_values}
             rank_zero_info("\n" + summary_table(values, how))
+
+    def _block_words(self) -> str:
+        return f"by {self.policy}" if self.policy is not None else str(self.block_size or "trained")
 
     # ------------------------------------------------------------------ measuring
 
@@ -163,7 +179,7 @@ class SpeculativeDecoding(Callback):
             raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
         chosen = dealt(prompts, [prompt.family for prompt in prompts], self.num_prompts)
         stops = module.target.stop_token_ids
-        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops) for prompt in chosen]
+        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops, prompt.family) for prompt in chosen]
         return requests, [prompt.family for prompt in chosen]
 
     def _measure(self, trainer: Trainer, module: Any, split: str) -> dict[str, float]:
@@ -173,6 +189,7 @@ class SpeculativeDecoding(Callback):
         module.calibrate()  # to the teacher-forced part of this validation, which is over
         generator = torch.Generator(device=module.device).manual_seed(self.seed + trainer.global_rank)
         drafter = module.drafter
+        policy = self._load_policy(trainer, module)
         training = module.training
         module.eval()
         # a compiled drafter holds on to its layers, so these stay as they are
@@ -191,13 +208,28 @@ class SpeculativeDecoding(Callback):
                 params=self.params,
                 concurrency=self.concurrency,
                 block_size=self.block_size,
+                policy=policy,
                 rule=self.rule,
                 generator=generator,
             )
         module.train(training)
         self._show(trainer, module, drafted)
         self._keep(trainer, module.device, split, everything, all_families, baseline, drafted)
-        return self._values(trainer, module, baseline, drafted, families)
+        largest = max(policy.sizes) if policy is not None else self.block_size or drafter.block_size
+        return self._values(trainer, module, baseline, drafted, families, largest)
+
+    def _load_policy(self, trainer: Trainer, module: Any) -> BlockPolicy | None:
+        """A fresh policy; says once where it was made for something else."""
+        if self.policy is None:
+            return None
+        fitting = trainer.state.fn == "fit" or trainer.ckpt_path is None
+        weights = "the weights of this run" if fitting else str(trainer.ckpt_path)
+        dtype = next(module.drafter.parameters()).dtype
+        here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights)
+        with warnings.catch_warnings():
+            if self._validations:
+                warnings.simplefilter("ignore")
+            return load_policy(self.policy, here, self.params.temperature, module.drafter.block_size)
 
     def _keep(
         self,
@@ -210,10 +242,8 @@ class SpeculativeDecoding(Callback):
         drafted: DecodeResult,
     ) -> None:
         """Write what became of the prompts of all ranks."""
-        own = map(counts, drafted.results, baseline.results)
-        nothing = [0.0] * len(FIELDS)
-        world, rank = trainer.world_size, trainer.global_rank
-        rows = [next(own) if place % world == rank else nothing for place in range(len(requests))]
+        mine = slice(trainer.global_rank, None, trainer.world_size)
+        rows = counts(drafted.results, baseline.results, len(requests), mine)
         pooled = _sum_over_ranks(trainer, device, [value for row in rows for value in row])
         folder = trainer.log_dir  # type: ignore[attr-defined]  # asked by every rank: it is broadcast
         if folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
@@ -223,10 +253,16 @@ class SpeculativeDecoding(Callback):
         write_counts(path, [digest(request.prompt_ids) for request in requests], families, whole)
 
     def _values(
-        self, trainer: Trainer, module: Any, baseline: DecodeResult, drafted: DecodeResult, families: list[str]
+        self,
+        trainer: Trainer,
+        module: Any,
+        baseline: DecodeResult,
+        drafted: DecodeResult,
+        families: list[str],
+        block_size: int,
     ) -> dict[str, float]:
         device = module.device
-        drafts = (self.block_size or module.drafter.block_size) - module.drafter.first_slot
+        drafts = block_size - module.drafter.first_slot
         acceptance = PrefixAcceptance(drafts).to(device)
         mat = MeanAcceptedTokens().to(device)
         by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.family_names()}  # type: ignore[attr-defined]
@@ -246,12 +282,12 @@ class SpeculativeDecoding(Callback):
                 *(drafted.emitted - len(drafted.results), drafted.decode_seconds),
                 *(drafted.steps, same, len(drafted.results), math.fsum(own), len(own)),
                 *(sum(sum(r.drafted) for r in drafted.results), drafted.rounds),
+                sum(entry.block_size for entry in drafted.log),
                 *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
             ],
         )
-        ar_tokens, ar_seconds, tokens, seconds, steps, equal, count, own_sum, own_count, offered, rounds, *parts = (
-            pooled
-        )
+        ar_tokens, ar_seconds, tokens, seconds, steps, *rest = pooled
+        equal, count, own_sum, own_count, offered, rounds, slots, *parts = rest
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),
@@ -263,6 +299,8 @@ class SpeculativeDecoding(Callback):
             "decode/offered_drafts": offered / max(rounds, 1),
             "decode/corrector_parameters": float(sum(p.numel() for p in module.corrector.parameters())),
         }
+        if self.policy is not None:
+            values["decode/mean_block_size"] = slots / max(steps, 1)
         # callbacks come before the module's own end of epoch, so that its metrics still hold this validation
         teacher_forced = float(module.val_metrics.mat.compute())
         if teacher_forced > 0:

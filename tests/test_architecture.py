@@ -28,6 +28,7 @@ MAY_USE = {
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints"},
     "arguments": set(),
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},
+    "tune": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands", "bench"},
 }
 
 

@@ -30,11 +30,13 @@ from specdraft.data import ChatDataModule
 from specdraft.module import DraftingModule
 from specdraft.regenerate import regenerate
 from specdraft.schedules import CosineWithWarmup  # noqa: F401  (short name in YAML)
+from specdraft.tune import tune
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "regenerate": regenerate,
     "bench": bench,
+    "tune": tune,
     "compare": compare,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import torch
 
 from specdraft.callbacks.report import token_groups
 from specdraft.decoding import (
+    BlockPolicy,
     DecodeResult,
+    MadeFor,
     Request,
     RequestResult,
     SamplingParams,
     autoregressive_decode,
+    load_policy,
     speculative_decode,
     with_threshold,
 )
@@ -48,6 +52,20 @@ def load_module(checkpoint: str, device: str = "auto") -> DraftingModule:
     return module
 
 
+def open_policy(path: str, module: DraftingModule, checkpoint: str, temperature: float) -> BlockPolicy:
+    """The policy of a file for a loaded checkpoint, with a warning where it was made for something else.
+
+    Args:
+        path: File written by ``specdraft tune``.
+        module: The loaded checkpoint.
+        checkpoint: Its path.
+        temperature: Sampling temperature.
+    """
+    drafter_dtype = next(module.drafter.parameters()).dtype
+    here = MadeFor.of(module.target.device, module.target.dtype, drafter_dtype, checkpoint)
+    return load_policy(path, here, temperature, module.drafter.block_size)
+
+
 def generate(
     checkpoint: str,
     prompt: str,
@@ -56,6 +74,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     block_size: int | None = None,
+    policy: str | None = None,
     seed: int = 0,
     device: str = "auto",
     color: bool | None = None,
@@ -71,6 +90,7 @@ def generate(
         top_p: Nucleus of the target's distribution.
         top_k: Candidates of the target's distribution; 0 keeps all.
         block_size: Block size up to the trained one; null is the trained one.
+        policy: File written by ``specdraft tune``, which chooses the block size of each round.
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
@@ -94,6 +114,7 @@ def generate(
         params=params,
         concurrency=1,
         block_size=block_size,
+        policy=None if policy is None else open_policy(policy, module, checkpoint, temperature),
         generator=generator,
     )
     answer = drafted.results[0]
@@ -130,12 +151,14 @@ def _statistics(answer: RequestResult, baseline: DecodeResult, drafted: DecodeRe
     same = ""
     if temperature == 0:
         same = ", output equal to AR" if baseline.results[0].tokens == answer.tokens else ", output DIFFERS from AR"
+    sizes = Counter(entry.block_size for entry in drafted.log)
     ms = {k: 1e3 * v / max(drafted.steps, 1) for k, v in asdict(drafted.timing).items()}
     return "\n".join(
         [
             "",
             f"{len(answer.tokens)} tokens in {drafted.rounds} rounds: MAT {drafted.mat:.2f} (bonus counted){same}",
             f"accepted per round: {' '.join(map(str, answer.accepted))}",
+            f"block size: {', '.join(f'{size} in {count} rounds' for size, count in sorted(sizes.items()))}",
             f"{drafted.tokens_per_second:.1f} tokens/s, lean AR {baseline.tokens_per_second:.1f} tokens/s "
             f"(speed-up {drafted.tokens_per_second / max(baseline.tokens_per_second, 1e-9):.2f}x, prefill apart)",
             "round, ms: " + ", ".join(f"{name} {value:.1f}" for name, value in ms.items()),

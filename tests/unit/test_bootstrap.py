@@ -65,10 +65,10 @@ def test_common_prompts_in_one_order() -> None:
 
 
 def test_what_the_callback_writes_is_read(tmp_path: Path) -> None:
-    assert len(counts(RequestResult([1], arrivals=[0.1]), RequestResult([1], arrivals=[0.1]))) == len(FIELDS)
     drafted = RequestResult([1, 2, 3, 4, 5], [2, 0], [3, 1], arrivals=[0.5, 0.7, 1.0])
     plain = RequestResult([1, 2, 3, 4, 5], [0] * 4, [0] * 4, arrivals=[0.5, 1.0, 1.5, 2.0, 2.5])
-    row = counts(drafted, plain)
+    (nothing, row) = counts([drafted], [plain], 2, slice(1, None, 2))
+    assert nothing == [0.0] * len(FIELDS)
     names = [digest(ids) for ids in ([1, 2], [3], [1, 2])]
     assert names[0] == names[2] != names[1]
     for step, scale in ((100, 1), (300, 2)):

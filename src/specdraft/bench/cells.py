@@ -17,6 +17,7 @@ from specdraft.bench.latency import (
     stream_tokens_per_second,
 )
 from specdraft.bench.memory import PeakMemory
+from specdraft.bench.shapes import round_shapes
 from specdraft.decoding import DecodeResult, OnFinish, Request, RequestResult
 
 Decode: TypeAlias = Callable[[list[Request], OnFinish], DecodeResult]
@@ -33,6 +34,8 @@ class Cell:
         temperature: Sampling temperature.
         block_size: Block size of the drafts, None where nothing is drafted.
         checkpoint: Path of the checkpoint, None where nothing is drafted.
+        policy: Name of the policy that chooses the block sizes up to ``block_size``, None where that is fixed.
+        part: What the cell is measured for, where several decode alike.
     """
 
     method: str
@@ -40,17 +43,20 @@ class Cell:
     temperature: float
     block_size: int | None = None
     checkpoint: str | None = None
+    policy: str | None = None
+    part: str = ""
 
     @property
     def key(self) -> str:
         """Unique within a benchmark."""
-        block = "" if self.block_size is None else f"/b{self.block_size}"
-        return f"{self.checkpoint or self.method}{block}/c{self.concurrency}/t{self.temperature:g}"
+        block = "" if self.block_size is None else f"/{self.policy or f'b{self.block_size}'}"
+        part = self.part and f"/{self.part}"
+        return f"{self.checkpoint or self.method}{block}/c{self.concurrency}/t{self.temperature:g}{part}"
 
     @property
     def title(self) -> str:
         """Method and block size, as tables name them."""
-        return self.method if self.block_size is None else f"{self.method}, B={self.block_size}"
+        return self.method if self.block_size is None else f"{self.method}, {self.policy or f'B={self.block_size}'}"
 
 
 @dataclass
@@ -94,6 +100,7 @@ def measure(
             "timed_tokens": out.emitted - len(out.results),
             "timed_rounds": out.rounds,
             "steps": out.steps,
+            "shapes": round_shapes(out.log),
             "prefill_seconds": out.prefill_seconds,
             "decode_seconds": out.decode_seconds,
             "timing": asdict(out.timing),

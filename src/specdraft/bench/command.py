@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from specdraft.bench.cells import AR, HF, Cell, Decode, Measurement, measure, summary
+from specdraft.bench.cells import AR, HF, Cell, Decode, Measurement, summary
 from specdraft.bench.hf_generate import HFGenerate
 from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
 from specdraft.bench.report import line, write_reports
+from specdraft.bench.setup import Setup, autoregressive, check_blocks, fixed, measured, numbers, prepare, speculative
 from specdraft.callbacks.provenance import provenance
-from specdraft.commands import encode_prompt, load_module, prompt_rows
-from specdraft.data.selection import dealt
-from specdraft.decoding import (
-    DecodeResult,
-    OnFinish,
-    Request,
-    SamplingParams,
-    autoregressive_decode,
-    speculative_decode,
-)
-from specdraft.module import DraftingModule
+from specdraft.commands import open_policy
+from specdraft.decoding import BlockPolicy, PolicyFile, SamplingParams
 
-WARM_UP_TOKENS = 8
+# a way to decode: block size, name of the policy that chooses it, and what makes the policy
+Choice = tuple[int, str | None, Callable[[], BlockPolicy]]
 
 
 def bench(
@@ -41,6 +31,7 @@ def bench(
     top_k: int = 0,
     max_new_tokens: int = 128,
     num_prompts: int | None = None,
+    policy: str | None = None,
     baseline: Literal["none", "hf-generate"] = "none",
     out: str = "runs/bench",
     resume: bool = False,
@@ -65,6 +56,7 @@ def bench(
         top_k: Candidates of the target's distribution; 0 keeps all.
         max_new_tokens: Tokens per prompt at most.
         num_prompts: Prompts to decode, dealt evenly over the families of the file; null takes all.
+        policy: File written by ``specdraft tune``; measured besides the block sizes.
         baseline: Measure transformers.generate as well.
         out: Folder to write.
         resume: Continue the interrupted run in ``out``.
@@ -73,77 +65,69 @@ def bench(
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
     """
-    levels = _numbers("concurrency", concurrency, [1, 2, 4, 8])
-    temperatures = [0.0] if temperature is None else temperature
-    settings = [SamplingParams(value, top_p, top_k) for value in temperatures]
-    if not settings or len(set(temperatures)) != len(temperatures):
-        raise ValueError(f"temperature {temperatures} must name at least one value, each once")
-    if max_new_tokens < 2:
-        raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first token is the prefill's")
-    rows = _chosen(prompt_rows(prompts), num_prompts, prompts)
-    if max(levels) > len(rows):
-        raise ValueError(
-            f"concurrency {max(levels)} needs at least as many prompts, but there are {len(rows)}; "
-            "give more prompts or a lower concurrency"
-        )
-    modules = _load(checkpoint, device, drafter_dtype)
-    labels = dict(zip(modules, _labels(list(modules)), strict=True))
-    blocks = {path: _blocks(path, module, block_sizes) for path, module in modules.items()}
-    target = next(iter(modules.values())).target
-    requests = [
-        Request(encode_prompt(target.tokenizer, row["prompt"]), max_new_tokens, target.stop_token_ids) for row in rows
-    ]
-    facts = {
-        "target": target.spec.name,
-        "target_dtype": str(target.dtype).removeprefix("torch."),
-        "drafter_dtype": {labels[path]: _dtype_name(module) for path, module in modules.items()},
-        "device": str(target.device),
-        "threads": torch.get_num_threads(),
-        "prompts": prompts,
-        "num_prompts": len(rows),
-        "max_new_tokens": max_new_tokens,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "checkpoints": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in modules},
-        "requests": hashlib.sha256(repr([list(r.prompt_ids) for r in requests]).encode()).hexdigest()[:16],
-    }
+    levels = numbers("concurrency", concurrency, [1, 2, 4, 8])
+    if policy is not None:
+        PolicyFile.read(policy)  # refused before anything is loaded
+
+    def enough(rows: int) -> None:
+        if max(levels) > rows:
+            raise ValueError(
+                f"concurrency {max(levels)} needs at least as many prompts, but there are {rows}; "
+                "give more prompts or a lower concurrency"
+            )
+
+    setup = prepare(
+        checkpoint,
+        prompts,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_new_tokens=max_new_tokens,
+        num_prompts=num_prompts,
+        drafter_dtype=drafter_dtype,
+        device=device,
+        seed=seed,
+        check_rows=enough,
+    )
+    blocks = {}
+    for path, module in setup.modules.items():
+        blocks[path] = check_blocks(path, module, numbers("block_sizes", block_sizes, [module.drafter.block_size]))
+        for params in setup.settings if policy is not None else []:
+            check_blocks(path, module, list(PolicyFile.read(str(policy)).make(params.temperature).sizes))
+    facts = setup.facts if policy is None else {**setup.facts, "policy": Path(policy).read_text(encoding="utf-8")}
     folder = Path(out)
     journal = Journal(folder / "requests.jsonl", facts, resume)
-    families = [str(row.get("family", "all")) for row in rows]
     found: list[dict[str, Any]] = []
     try:
-        for params in settings:
+        for params in setup.settings:
             baselines: dict[int, Measurement] = {}
-            for cell, decode in _cells(modules, labels, blocks, levels, params, baseline, seed):
-                if journal.totals(cell.key) is None:
-                    _warm_up(decode, requests, cell.concurrency)
-                run = measure(cell, decode, requests, journal, target.device)
+            for cell, decode in _cells(setup, blocks, levels, params, policy, baseline, seed):
+                run = measured(cell, decode, setup.requests, journal, setup.target.device)
                 if cell.method == AR:
                     baselines[cell.concurrency] = run
-                found.append(summary(run, baselines[cell.concurrency], families))
+                found.append(summary(run, baselines[cell.concurrency], setup.families))
                 print(line(found[-1]), flush=True)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the finished prompts are in {folder / 'requests.jsonl'}, go on with --resume")
         raise
     print(write_reports(folder, found, {**facts, **provenance()}))
     if profile:
-        _profile(modules, labels, blocks, found, requests, settings[0], levels[0], seed, folder)
+        _profile(setup, blocks, found, levels[0], seed, folder)
 
 
 def _cells(
-    modules: dict[str, DraftingModule],
-    labels: dict[str, str],
+    setup: Setup,
     blocks: dict[str, list[int]],
     levels: list[int],
     params: SamplingParams,
+    policy: str | None,
     baseline: str,
     seed: int,
 ) -> Iterator[tuple[Cell, Decode]]:
     """All cells of one temperature; the lean autoregressive loop first, since the others are compared with it."""
-    target = next(iter(modules.values())).target
+    target = setup.target
     for rows in levels:
-        yield Cell(AR, rows, params.temperature), _autoregressive(target, params, rows, seed)
+        yield Cell(AR, rows, params.temperature), autoregressive(target, params, rows, seed)
     if baseline == HF:
         model = HFGenerate(target.spec.name, target.dtype, target.device)
         for rows in levels:
@@ -154,137 +138,30 @@ def _cells(
                 ),
             )
         del model
-    for path, module in modules.items():
-        for block in blocks[path]:
+    for path, module in setup.modules.items():
+        choices: list[Choice] = [(block, None, fixed(block)) for block in blocks[path]]
+        if policy is not None:
+            chosen = open_policy(policy, module, path, params.temperature)
+            make = partial(PolicyFile.read(policy).make, params.temperature)
+            choices.append((max(chosen.sizes), Path(policy).name, make))
+        for block, name, maker in choices:
             for rows in levels:
-                cell = Cell(labels[path], rows, params.temperature, block, path)
-                yield cell, speculative(module, params, rows, block, seed)
-
-
-def _autoregressive(target: Any, params: SamplingParams, rows: int, seed: int) -> Decode:
-    def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
-        generator = torch.Generator(device=target.device).manual_seed(seed)
-        return autoregressive_decode(
-            target, requests, params=params, concurrency=rows, generator=generator, on_finish=on_finish
-        )
-
-    return decode
-
-
-def speculative(module: DraftingModule, params: SamplingParams, rows: int, block: int, seed: int) -> Decode:
-    """How to decode with a checkpoint.
-
-    Args:
-        module: The loaded checkpoint, in evaluation mode.
-        params: How tokens are drawn.
-        rows: Requests in flight.
-        block: Block size.
-        seed: Seed of the sampling.
-    """
-
-    def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
-        generator = torch.Generator(device=module.target.device).manual_seed(seed)
-        return speculative_decode(
-            module.target,
-            module.drafter,
-            module.corrector,
-            module.draft_head,
-            requests,
-            mask_token_id=module.target.spec.mask_token_id,
-            params=params,
-            concurrency=rows,
-            block_size=block,
-            generator=generator,
-            on_finish=on_finish,
-        )
-
-    return decode
-
-
-def _warm_up(decode: Decode, requests: Sequence[Request], rows: int) -> None:
-    """Let weights be packed and kernels be chosen before the clock runs."""
-    few = [replace(r, max_new_tokens=min(WARM_UP_TOKENS, r.max_new_tokens)) for r in requests[:rows]]
-    decode(few, lambda *_: None)
+                cell = Cell(setup.labels[path], rows, params.temperature, block, path, name)
+                yield cell, speculative(module, params, rows, maker, seed)
 
 
 def _profile(
-    modules: dict[str, DraftingModule],
-    labels: dict[str, str],
+    setup: Setup,
     blocks: dict[str, list[int]],
     found: list[dict[str, Any]],
-    requests: list[Request],
-    params: SamplingParams,
     rows: int,
     seed: int,
     folder: Path,
 ) -> None:
-    for path, module in modules.items():
+    params = setup.settings[0]
+    for path, module in setup.modules.items():
         for block in blocks[path]:
-            cell = Cell(labels[path], rows, params.temperature, block, path)
-            decode = speculative(module, params, rows, block, seed)
+            cell = Cell(setup.labels[path], rows, params.temperature, block, path)
+            decode = speculative(module, params, rows, fixed(block), seed)
             record = next(r for r in found if Cell(**{k: r[k] for k in cell.__dataclass_fields__}) == cell)
-            print(write_trace(cell, decode, requests[:rows], record["round_ms"], folder))
-
-
-def _load(paths: list[str], device: str, dtype: str) -> dict[str, DraftingModule]:
-    """Modules by path; those with equal specs share one target."""
-    if not paths or len(set(paths)) != len(paths):
-        raise ValueError(f"checkpoint {paths} must name at least one file, each once")
-    modules: dict[str, DraftingModule] = {}
-    for path in paths:
-        module = load_module(path, device)
-        first = next(iter(modules.values()), module)
-        if module.target.spec.name != first.target.spec.name or module.target.dtype != first.target.dtype:
-            raise ValueError(
-                f"{path} was made for {module.target.spec.name!r} in {module.target.dtype}, but {paths[0]} for "
-                f"{first.target.spec.name!r} in {first.target.dtype}; bench them in separate runs"
-            )
-        if module.target.spec == first.target.spec:
-            module.target = first.target
-        kind = module.target.dtype if dtype == "auto" else getattr(torch, dtype)
-        module.drafter.to(kind)
-        module.corrector.to(kind)
-        modules[path] = module
-    return modules
-
-
-def _blocks(path: str, module: DraftingModule, block_sizes: list[int] | None) -> list[int]:
-    own = module.drafter.block_size
-    sizes = _numbers("block_sizes", block_sizes, [own])
-    low = module.drafter.first_slot + 1
-    for size in sizes:
-        if not low <= size <= own:
-            raise ValueError(f"block size {size} does not fit {path}, whose drafter takes {low}..{own}")
-    return sizes
-
-
-def _numbers(name: str, values: list[int] | None, default: list[int]) -> list[int]:
-    values = default if values is None else values
-    if not values or min(values) < 1 or len(set(values)) != len(values):
-        raise ValueError(f"{name} {values} must be at least one number, each at least 1 and named once")
-    return values
-
-
-def _chosen(rows: list[dict[str, Any]], count: int | None, name: str) -> list[dict[str, Any]]:
-    """``count`` rows, dealt over the families."""
-    if not rows:
-        raise ValueError(f"{name} holds no prompts; give at least one row")
-    if count is None:
-        return rows
-    if not 1 <= count <= len(rows):
-        raise ValueError(f"num_prompts {count} must be in 1..{len(rows)}, the prompts of {name}")
-    return dealt(rows, [row.get("family") or "" for row in rows], count)
-
-
-def _labels(paths: list[str]) -> list[str]:
-    """Short unique names: ``runs/quickstart/version_0/checkpoints/best.ckpt`` is ``quickstart/best``."""
-    short = []
-    for path in paths:
-        parts = Path(path).with_suffix("").parts
-        kept = [part for part in parts if part != "checkpoints" and not part.startswith("version_")]
-        short.append("/".join(kept[-2:]))
-    return short if len(set(short)) == len(short) else list(paths)
-
-
-def _dtype_name(module: DraftingModule) -> str:
-    return str(next(module.drafter.parameters()).dtype).removeprefix("torch.")
+            print(write_trace(cell, decode, setup.requests[:rows], record["round_ms"], folder))

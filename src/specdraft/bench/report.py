@@ -40,8 +40,9 @@ def line(record: Record) -> str:
 
 
 def title(record: Record) -> str:
-    """Method and block size."""
-    return record["method"] if record["block_size"] is None else f"{record['method']}, B={record['block_size']}"
+    """Method and block size, or policy."""
+    chooser = record.get("policy") or f"B={record['block_size']}"
+    return record["method"] if record["block_size"] is None else f"{record['method']}, {chooser}"
 
 
 def markdown(records: Sequence[Record], facts: dict[str, Any], figure: bool = True) -> str:

@@ -1,22 +1,35 @@
-"""Decoding: sampling, lossless verification, the autoregressive baseline and the speculative loop."""
+"""Decoding: sampling, lossless verification, the autoregressive baseline, the speculative loop and its policies."""
 
 from specdraft.decoding.autoregressive import autoregressive_decode
 from specdraft.decoding.confidence import ConfidenceCut, check_threshold, with_threshold
 from specdraft.decoding.engine import speculative_decode
-from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult
+from specdraft.decoding.policy import BlockPolicy, FixedBlock, RunningSurvival, StaticTable, TunedPolicy
+from specdraft.decoding.policy_file import MadeFor, PolicyFile, load_policy
+from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult, RoundLog
 from specdraft.decoding.sampling import SamplingParams, next_tokens, sample, to_probs
+from specdraft.decoding.tuned import TunedTables
 from specdraft.decoding.verify import Rule, verify, verify_greedy
 
 __all__ = [
+    "BlockPolicy",
     "ConfidenceCut",
     "DecodeResult",
+    "FixedBlock",
+    "MadeFor",
     "OnFinish",
+    "PolicyFile",
     "Request",
     "RequestResult",
+    "RoundLog",
     "Rule",
+    "RunningSurvival",
     "SamplingParams",
+    "StaticTable",
+    "TunedPolicy",
+    "TunedTables",
     "autoregressive_decode",
     "check_threshold",
+    "load_policy",
     "next_tokens",
     "sample",
     "speculative_decode",

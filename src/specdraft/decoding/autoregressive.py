@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdraft.decoding.graphs import Stage, aligned, capture, wanted
 from specdraft.decoding.prefill import prefill
-from specdraft.decoding.requests import DecodeResult, OnFinish, Request
+from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RoundLog
 from specdraft.decoding.sampling import SamplingParams, next_tokens
 from specdraft.decoding.schedule import Schedule
 from specdraft.types import DecodingTarget, RoundTiming
@@ -72,6 +72,7 @@ def autoregressive_decode(
 
     began = perf_counter()
     changed = True
+    live = 0
     moves: Tensor | int = 1
     while True:
         if changed:
@@ -89,6 +90,8 @@ def autoregressive_decode(
                 tokens = schedule.anchors(target.device)
             cache.extent = schedule.extent
             changed = False
+            live = len(schedule.live)
+        start = perf_counter()
         if replay is None:
             step()
         else:
@@ -98,6 +101,7 @@ def autoregressive_decode(
         for place, token in enumerate(tokens.tolist()):
             if schedule.rows[place] is not None:
                 changed |= schedule.emit(place, [token], accepted=0)
+        done.log.append(RoundLog(0, live, live, perf_counter() - start))
     done.decode_seconds = perf_counter() - began - done.prefill_seconds
     done.timing = RoundTiming(verify=done.decode_seconds)
     return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -19,11 +19,13 @@ class Request:
         prompt_ids: Token ids, a list or a ``[L]`` tensor, not empty.
         max_new_tokens: Most tokens to emit, at least 1.
         stop_ids: Ids that end the continuation; the stop token itself is emitted.
+        workload: Kind of the prompt, such as its family; a policy may choose the block size by it.
     """
 
     prompt_ids: list[int] | Tensor
     max_new_tokens: int
     stop_ids: tuple[int, ...] = ()
+    workload: str = ""
 
 
 @dataclass
@@ -60,6 +62,22 @@ class RequestResult:
 OnFinish: TypeAlias = Callable[[int, RequestResult], None]
 
 
+class RoundLog(NamedTuple):
+    """One batched round.
+
+    Attributes:
+        block_size: Input slots of its blocks, 0 where nothing is drafted.
+        rows: Requests in flight.
+        tokens: Tokens that it emitted.
+        seconds: Wall time, from choosing the block size to having handed the tokens out.
+    """
+
+    block_size: int
+    rows: int
+    tokens: int
+    seconds: float
+
+
 @dataclass
 class DecodeResult:
     """Continuations of all requests and the time they took.
@@ -70,6 +88,7 @@ class DecodeResult:
         decode_seconds: Wall time of everything behind the prefills.
         timing: ``decode_seconds`` by part, summed over the batched rounds.
         steps: Batched target forwards; ``timing.total / steps`` is the latency of a round.
+        log: One entry per batched round.
     """
 
     results: list[RequestResult]
@@ -77,6 +96,7 @@ class DecodeResult:
     decode_seconds: float = 0.0
     timing: RoundTiming = field(default_factory=RoundTiming)
     steps: int = 0
+    log: list[RoundLog] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:

@@ -29,6 +29,7 @@ class Row:
         self.prompt = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device="cpu").flatten()
         self.limit = request.max_new_tokens
         self.stops = frozenset(int(token) for token in request.stop_ids)
+        self.workload = request.workload
         self.result = RequestResult(prompt_tokens=len(self.prompt))
         self.started = 0.0
 

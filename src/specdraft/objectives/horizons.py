@@ -86,6 +86,10 @@ class MixedHorizon(Inclusion):
         return list(kept), list(kept.values())
 
     @override
+    def trained_horizons(self, block_size: int, first_slot: int) -> list[int]:
+        return sorted(self.mixture(block_size, first_slot)[0])
+
+    @override
     def layout(self, known: Tensor, *, first_slot: int, generator: torch.Generator | None) -> Layout:
         out = self.inner.layout(known, first_slot=first_slot, generator=generator)
         size = known.shape[-1]

@@ -48,6 +48,15 @@ class Inclusion(ABC):
         if self.inner is not None:
             self.inner.set_progress(progress)
 
+    def trained_horizons(self, block_size: int, first_slot: int) -> list[int]:
+        """Block sizes that a drafter meets while it is trained, ascending; the full block alone unless overridden.
+
+        Args:
+            block_size: Slots B of a full block.
+            first_slot: First slot that predicts a token, 0 or 1.
+        """
+        return [block_size] if self.inner is None else self.inner.trained_horizons(block_size, first_slot)
+
     @abstractmethod
     def layout(self, known: Tensor, *, first_slot: int, generator: torch.Generator | None) -> Layout:
         """Decide which slots exist and which are revealed.

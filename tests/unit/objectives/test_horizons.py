@@ -121,3 +121,11 @@ def test_a_short_block_decays_like_a_drafter_of_its_size(long):
 def test_what_cannot_be_is_refused(build_it, message):
     with pytest.raises(ValueError, match=message):
         build_it()
+
+
+def test_trained_horizons():
+    assert FixedHorizon().trained_horizons(16, 1) == [16]
+    assert MixedHorizon().trained_horizons(16, 1) == [4, 8, 12, 16]
+    mixed = MixedHorizon([8, 2], [1.0, 0.0], initial_probabilities=[0.0, 1.0])
+    assert mixed.trained_horizons(8, 1) == [8]  # what the training ends with
+    assert IntraBlockUnmasking(inner=MixedHorizon([6, 3])).trained_horizons(6, 1) == [3, 6]

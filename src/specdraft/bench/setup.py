@@ -1,0 +1,268 @@
+"""What a measurement starts from: checkpoints, prompts, and ways to decode them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdraft.bench.cells import Cell, Decode, Measurement, measure
+from specdraft.bench.journal import Journal
+from specdraft.commands import encode_prompt, load_module, prompt_rows
+from specdraft.data.selection import dealt
+from specdraft.decoding import (
+    BlockPolicy,
+    DecodeResult,
+    FixedBlock,
+    OnFinish,
+    Request,
+    SamplingParams,
+    autoregressive_decode,
+    speculative_decode,
+)
+from specdraft.module import DraftingModule
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass
+class Setup:
+    """Checkpoints of one target and the prompts that they decode.
+
+    Attributes:
+        modules: Loaded checkpoints by path.
+        labels: Short names by path.
+        requests: One per prompt; the workload is the family.
+        settings: How tokens are drawn, one per temperature.
+        facts: What the results depend on, as builtins.
+    """
+
+    modules: dict[str, DraftingModule]
+    labels: dict[str, str]
+    requests: list[Request]
+    settings: list[SamplingParams]
+    facts: dict[str, Any]
+
+    @property
+    def target(self) -> Any:
+        """The target that all checkpoints share."""
+        return next(iter(self.modules.values())).target
+
+    @property
+    def families(self) -> list[str]:
+        """Family of each prompt."""
+        return [request.workload for request in self.requests]
+
+
+def prepare(
+    checkpoint: list[str],
+    prompts: str,
+    *,
+    temperature: list[float] | None,
+    top_p: float,
+    top_k: int,
+    max_new_tokens: int,
+    num_prompts: int | None,
+    drafter_dtype: str,
+    device: str,
+    seed: int,
+    check_rows: Callable[[int], None] = lambda _: None,
+) -> Setup:
+    """Load checkpoints and prompts.
+
+    Args:
+        checkpoint: Checkpoints for the same target.
+        prompts: JSONL file, or ``embedded:heldout`` / ``embedded:train``.
+        temperature: Sampling temperatures; None is 0.
+        top_p: Nucleus of the target's distribution.
+        top_k: Candidates of the target's distribution.
+        max_new_tokens: Tokens per prompt at most.
+        num_prompts: Prompts, dealt over the families; None takes all.
+        drafter_dtype: Type of drafter and corrector; auto is the target's.
+        device: auto, cpu or cuda.
+        seed: Seed of the sampling.
+        check_rows: Called with the number of prompts before anything is loaded, to refuse it early.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If an option is out of range, there are no prompts, or the checkpoints do not belong together.
+    """
+    temperatures = [0.0] if temperature is None else temperature
+    settings = [SamplingParams(value, top_p, top_k) for value in temperatures]
+    if not settings or len(set(temperatures)) != len(temperatures):
+        raise ValueError(f"temperature {temperatures} must name at least one value, each once")
+    if max_new_tokens < 2:
+        raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first token is the prefill's")
+    rows = _chosen(prompt_rows(prompts), num_prompts, prompts)
+    check_rows(len(rows))
+    modules = _load(checkpoint, device, drafter_dtype)
+    labels = dict(zip(modules, _labels(list(modules)), strict=True))
+    target = next(iter(modules.values())).target
+    requests = [
+        Request(
+            encode_prompt(target.tokenizer, row["prompt"]),
+            max_new_tokens,
+            target.stop_token_ids,
+            str(row.get("family") or "all"),
+        )
+        for row in rows
+    ]
+    facts = {
+        "target": target.spec.name,
+        "target_dtype": str(target.dtype).removeprefix("torch."),
+        "drafter_dtype": {labels[path]: _dtype_name(module) for path, module in modules.items()},
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "prompts": prompts,
+        "num_prompts": len(rows),
+        "max_new_tokens": max_new_tokens,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "checkpoints": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in modules},
+        "requests": hashlib.sha256(repr([list(r.prompt_ids) for r in requests]).encode()).hexdigest()[:16],
+    }
+    return Setup(modules, labels, requests, settings, facts)
+
+
+def measured(
+    cell: Cell, decode: Decode, requests: Sequence[Request], journal: Journal, device: torch.device
+) -> Measurement:
+    """Warm up and measure a cell, unless an earlier run ended it; arguments as of :func:`measure`."""
+    if journal.totals(cell.key) is None:
+        # weights are packed and kernels chosen before the clock runs
+        few = [replace(r, max_new_tokens=min(WARM_UP_TOKENS, r.max_new_tokens)) for r in requests[: cell.concurrency]]
+        decode(few, lambda *_: None)
+    return measure(cell, decode, requests, journal, device)
+
+
+def autoregressive(target: Any, params: SamplingParams, rows: int, seed: int) -> Decode:
+    """How to decode without drafts.
+
+    Args:
+        target: The target.
+        params: How tokens are drawn.
+        rows: Requests in flight.
+        seed: Seed of the sampling.
+    """
+
+    def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
+        generator = torch.Generator(device=target.device).manual_seed(seed)
+        return autoregressive_decode(
+            target, requests, params=params, concurrency=rows, generator=generator, on_finish=on_finish
+        )
+
+    return decode
+
+
+def speculative(
+    module: DraftingModule, params: SamplingParams, rows: int, policy: Callable[[], BlockPolicy], seed: int
+) -> Decode:
+    """How to decode with a checkpoint.
+
+    Args:
+        module: The loaded checkpoint, in evaluation mode.
+        params: How tokens are drawn.
+        rows: Requests in flight.
+        policy: Makes the policy of a decode, anew each time, so that nothing is learnt in the warm-up.
+        seed: Seed of the sampling.
+    """
+
+    def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
+        generator = torch.Generator(device=module.target.device).manual_seed(seed)
+        return speculative_decode(
+            module.target,
+            module.drafter,
+            module.corrector,
+            module.draft_head,
+            requests,
+            mask_token_id=module.target.spec.mask_token_id,
+            params=params,
+            concurrency=rows,
+            policy=policy(),
+            generator=generator,
+            on_finish=on_finish,
+        )
+
+    return decode
+
+
+def fixed(block: int) -> Callable[[], BlockPolicy]:
+    """Makes the policy that always takes one block size."""
+    return lambda: FixedBlock(block)
+
+
+def _load(paths: list[str], device: str, dtype: str) -> dict[str, DraftingModule]:
+    """Modules by path; those with equal specs share one target."""
+    if not paths or len(set(paths)) != len(paths):
+        raise ValueError(f"checkpoint {paths} must name at least one file, each once")
+    modules: dict[str, DraftingModule] = {}
+    for path in paths:
+        module = load_module(path, device)
+        first = next(iter(modules.values()), module)
+        if module.target.spec.name != first.target.spec.name or module.target.dtype != first.target.dtype:
+            raise ValueError(
+                f"{path} was made for {module.target.spec.name!r} in {module.target.dtype}, but {paths[0]} for "
+                f"{first.target.spec.name!r} in {first.target.dtype}; measure them in separate runs"
+            )
+        if module.target.spec == first.target.spec:
+            module.target = first.target
+        kind = module.target.dtype if dtype == "auto" else getattr(torch, dtype)
+        module.drafter.to(kind)
+        module.corrector.to(kind)
+        modules[path] = module
+    return modules
+
+
+def check_blocks(path: str, module: DraftingModule, sizes: list[int]) -> list[int]:
+    """The sizes, if the drafter takes all of them.
+
+    Raises:
+        ValueError: Naming the one that does not fit and what the drafter takes.
+    """
+    own, low = module.drafter.block_size, module.drafter.first_slot + 1
+    for size in sizes:
+        if not low <= size <= own:
+            raise ValueError(f"block size {size} does not fit {path}, whose drafter takes {low}..{own}")
+    return sizes
+
+
+def numbers(name: str, values: list[int] | None, default: list[int]) -> list[int]:
+    """Values of an option, or its default.
+
+    Raises:
+        ValueError: If there are none, or one is below 1 or named twice.
+    """
+    values = default if values is None else values
+    if not values or min(values) < 1 or len(set(values)) != len(values):
+        raise ValueError(f"{name} {values} must be at least one number, each at least 1 and named once")
+    return values
+
+
+def _chosen(rows: list[dict[str, Any]], count: int | None, name: str) -> list[dict[str, Any]]:
+    """``count`` rows, dealt over the families."""
+    if not rows:
+        raise ValueError(f"{name} holds no prompts; give at least one row")
+    if count is None:
+        return rows
+    if not 1 <= count <= len(rows):
+        raise ValueError(f"num_prompts {count} must be in 1..{len(rows)}, the prompts of {name}")
+    return dealt(rows, [row.get("family") or "" for row in rows], count)
+
+
+def _labels(paths: list[str]) -> list[str]:
+    """Short unique names: ``runs/quickstart/version_0/checkpoints/best.ckpt`` is ``quickstart/best``."""
+    short = []
+    for path in paths:
+        parts = Path(path).with_suffix("").parts
+        kept = [part for part in parts if part != "checkpoints" and not part.startswith("version_")]
+        short.append("/".join(kept[-2:]))
+    return short if len(set(short)) == len(short) else list(paths)
+
+
+def _dtype_name(module: DraftingModule) -> str:
+    return str(next(module.drafter.parameters()).dtype).removeprefix("torch.")

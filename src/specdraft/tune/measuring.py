@@ -1,0 +1,187 @@
+"""What tune measures, with the benchmark's own code: survival curves, latencies, and the check run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from specdraft.bench.cells import AR, Cell, Measurement
+from specdraft.bench.journal import Journal
+from specdraft.bench.setup import Setup, autoregressive, fixed, measured, speculative
+from specdraft.bench.shapes import fullest
+from specdraft.decoding import BlockPolicy, Request, RequestResult, SamplingParams
+from specdraft.decoding.tuned import ALL
+from specdraft.metrics.functional import prefix_counts, prefix_ratios
+
+# a workload with fewer prompts than this for every row is decoded more than once, to keep the rows full for a while
+PROMPTS_PER_ROW = 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode in the check run.
+
+    Attributes:
+        size: Largest block size.
+        policy: Makes the policy.
+        name: Name of the policy, None for a fixed block size.
+    """
+
+    size: int
+    policy: Callable[[], BlockPolicy]
+    name: str | None = None
+
+    @property
+    def key(self) -> int | str:
+        """Name of the policy, or the block size."""
+        return self.size if self.name is None else self.name
+
+
+class Meter:
+    """Measures one checkpoint at one temperature.
+
+    Args:
+        setup: Checkpoints and prompts.
+        path: The checkpoint.
+        params: How tokens are drawn.
+        journal: Where finished measurements are kept.
+        seed: Seed of the sampling.
+    """
+
+    def __init__(self, setup: Setup, path: str, params: SamplingParams, journal: Journal, seed: int) -> None:
+        self.setup, self.path, self.params, self.journal, self.seed = setup, path, params, journal, seed
+        self.module = setup.modules[path]
+
+    def survival(self, sizes: Sequence[int], nested: bool, rows: int) -> dict[str, dict[int, list[float]]]:
+        """Survival curves ``S_1..S_K`` by workload and block size, over all prompts.
+
+        Args:
+            sizes: Block sizes.
+            nested: Measure the largest block only; the curve of a smaller one is its beginning.
+            rows: Requests in flight; survival does not depend on it, time does.
+        """
+        first = self.module.drafter.first_slot
+        out: dict[str, dict[int, list[float]]] = {}
+        for size in [max(sizes)] if nested else sizes:
+            results = self._run(size, fixed(size), rows, self.setup.requests, "survival").results
+            for workload, own in by_workload(results, self.setup.families).items():
+                out.setdefault(workload, {})[size] = survival_curve(own, size - first)
+        if nested:
+            longest = max(sizes)
+            out = {name: {size: curves[longest][: size - first] for size in sizes} for name, curves in out.items()}
+        return out
+
+    def latency(self, sizes: Sequence[int], levels: Sequence[int], repeats: int) -> dict[int, dict[int, float]]:
+        """Median seconds of a round by block size and concurrency, all rows busy.
+
+        The repeats go round all configurations, so that a machine that slows down does so for all of them.
+
+        Args:
+            sizes: Block sizes.
+            levels: Concurrencies.
+            repeats: Decodes of every configuration, at least 1.
+        """
+        found: dict[tuple[int, int], list[float]] = {}
+        for turn in range(repeats):
+            for rows in levels:
+                # nothing but the limit ends a row, or a short answer would leave the batch before anything is measured
+                requests = [replace(r, stop_ids=()) for r in taken(self.setup.requests, turn * rows, rows)]
+                for size in sizes:
+                    run = self._run(size, fixed(size), rows, requests, f"latency-{turn}")
+                    shapes = [shape for shape in run.totals["shapes"] if shape["rows"] == rows]
+                    found.setdefault((size, rows), []).append(median(shape["median_seconds"] for shape in shapes))
+        return {size: {rows: median(found[size, rows]) for rows in levels} for size in sizes}
+
+    def check(self, rows: int, ways: Sequence[Way]) -> dict[int | str, dict[str, float]]:
+        """Measured tokens per second with full rows, by way and workload, and of ``all`` together.
+
+        The ways follow each other within a workload, so that what is compared is measured close together.
+
+        Args:
+            rows: Requests in flight.
+            ways: What is compared.
+        """
+        counted: dict[int | str, dict[str, list[dict[str, Any]]]] = {way.key: {} for way in ways}
+        for workload in sorted(set(self.setup.families)):
+            own = [request for request in self.setup.requests if request.workload == workload]
+            requests = taken(own, 0, max(len(own), PROMPTS_PER_ROW * rows))
+            for way in ways:
+                run = self._run(way.size, way.policy, rows, requests, f"check-{workload}", way.name)
+                counted[way.key][workload] = fullest(run.totals["shapes"])
+        return {key: pooled_rates(shapes) for key, shapes in counted.items()}
+
+    def baseline(self, rows: int) -> float:
+        """Tokens per second of the lean autoregressive loop with full rows."""
+        decode = autoregressive(self.setup.target, self.params, rows, self.seed)
+        requests = taken(self.setup.requests, 0, max(len(self.setup.requests), PROMPTS_PER_ROW * rows))
+        cell = Cell(AR, rows, self.params.temperature, part="check")
+        return rate(fullest(self._measured(cell, decode, requests).totals["shapes"]))
+
+    def _run(
+        self,
+        size: int,
+        policy: Callable[[], BlockPolicy],
+        rows: int,
+        requests: Sequence[Request],
+        part: str,
+        name: str | None = None,
+    ) -> Measurement:
+        cell = Cell(self.setup.labels[self.path], rows, self.params.temperature, size, self.path, name, part)
+        return self._measured(cell, speculative(self.module, self.params, rows, policy, self.seed), requests)
+
+    def _measured(self, cell: Cell, decode: Any, requests: Sequence[Request]) -> Measurement:
+        run = measured(cell, decode, requests, self.journal, self.setup.target.device)
+        if not run.totals["shapes"]:
+            raise ValueError(
+                f"no round was decoded in {cell.title} ({cell.part}): every answer ends with its first token; "
+                "give other prompts"
+            )
+        return run
+
+
+def by_workload(results: Sequence[RequestResult], families: Sequence[str]) -> dict[str, list[RequestResult]]:
+    """Results of every workload, and of ``all``."""
+    out: dict[str, list[RequestResult]] = {name: [] for name in sorted(set(families))}
+    for result, family in zip(results, families, strict=True):
+        out[family].append(result)
+    return {**out, ALL: list(results)}
+
+
+def survival_curve(results: Iterable[RequestResult], drafts: int) -> list[float]:
+    """``S_1..S_K``, the share of rounds with at least k accepted drafts, so that their sum is ``mat_drafts``.
+
+    Args:
+        results: Decoded requests.
+        drafts: Drafts K of a round.
+    """
+    accepted = torch.tensor([count for result in results for count in result.accepted], dtype=torch.int64)
+    offered, accepted_at, _ = prefix_counts(accepted, None, drafts)
+    return prefix_ratios(offered, accepted_at, torch.tensor(accepted.numel()))[0].tolist()
+
+
+def taken(requests: Sequence[Request], start: int, count: int) -> list[Request]:
+    """``count`` requests from ``start`` on, beginning anew at the end."""
+    return [requests[(start + i) % len(requests)] for i in range(count)]
+
+
+def rate(shapes: Iterable[Mapping[str, Any]]) -> float:
+    """Tokens per second over some rounds; 0 without rounds."""
+    tokens = seconds = 0.0
+    for shape in shapes:
+        tokens += shape["tokens"]
+        seconds += shape["seconds"]
+    return tokens / seconds if seconds else 0.0
+
+
+def pooled_rates(shapes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Tokens per second of every workload, and of ``all``: tokens of all over seconds of all.
+
+    Args:
+        shapes: Workload to the rounds that count, see :func:`specdraft.bench.shapes.round_shapes`.
+    """
+    out = {workload: rate(own) for workload, own in shapes.items()}
+    return {**out, ALL: rate(shape for own in shapes.values() for shape in own)}
