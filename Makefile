@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart test lint benchmarks ablation-dscout clean
+.PHONY: install quickstart test lint benchmarks ablation-dscout ablation-correctors clean
 
 install: $(STAMP)
 
@@ -41,6 +41,21 @@ DSCOUT := $(basename $(notdir $(sort $(wildcard experiments/ablations/dscout_*.y
 ablation-dscout: $(STAMP)
 	$(foreach name,$(DSCOUT),$(BIN)/specdraft fit --config $(RUN) --config experiments/ablations/$(name).yaml \
 		$(call budget_$(BUDGET),$(name)) $(FIT) &&) $(BIN)/specdraft compare --runs runs/
+
+# Every corrector for STEPS steps on one frozen drafter, CHECKPOINT, which RUN (or the same options) has trained; without a
+# corrector there is nothing to train, so that run only decodes. Each is measured at its last step. FIT holds further
+# options, such as "--seed_everything 43"; RUNS is the save_dir of RUN's logger.
+RUNS ?= runs
+CORRECTORS := $(filter-out corrector_none,$(basename $(notdir $(sort $(wildcard experiments/ablations/corrector_*.yaml)))))
+frozen = --config $(RUN) --config experiments/ablations/$(1).yaml --config experiments/ablations/frozen_drafter.yaml \
+	--model.init_from $(CHECKPOINT) $(FIT)
+
+ablation-correctors: $(STAMP)
+	$(if $(CHECKPOINT),,$(error CHECKPOINT is empty; name the drafter: make ablation-correctors CHECKPOINT=runs/quickstart/version_0/checkpoints/best.ckpt))
+	$(BIN)/specdraft validate $(call frozen,corrector_none) && \
+		$(foreach name,$(CORRECTORS),$(BIN)/specdraft fit $(call frozen,$(name)) --trainer.max_steps=$(STEPS) \
+			--trainer.val_check_interval=$(STEPS) &&) \
+		$(BIN)/specdraft compare --runs $(foreach name,corrector_none $(CORRECTORS),$(RUNS)/$(name))
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest

@@ -60,8 +60,9 @@ class Provenance(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not trainer.is_global_zero or trainer.log_dir is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        log_dir = trainer.log_dir  # asked by every rank: it is broadcast
+        if not trainer.is_global_zero or log_dir is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        folder = Path(trainer.log_dir)
+        folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "provenance.json").write_text(json.dumps(provenance(), indent=2) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from specdraft.bootstrap import FIELDS
+from specdraft.callbacks.prompt_counts import counts, digest, write_counts
 from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
@@ -23,8 +26,10 @@ from specdraft.decoding import (
     Request,
     SamplingParams,
     autoregressive_decode,
+    check_threshold,
     load_policy,
     speculative_decode,
+    with_threshold,
 )
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
 from specdraft.targets.packing import packed_linears
@@ -37,9 +42,10 @@ class SpeculativeDecoding(Callback):
     ``mat_family/*``, ``tokens_per_second`` and ``ar_tokens_per_second`` (prefill apart), ``speedup``,
     ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k``, ``exposure_gap`` (teacher-forced
     ``val/mat`` minus ``decode/mat``) and, when greedy, ``lossless``: the fraction of outputs that equal the baseline's
-    token for token. A figure of the acceptance per position and a
-    sample with accepted and corrected tokens marked go to TensorBoard. ``ModelCheckpoint`` and ``EarlyStopping`` can
-    monitor every value.
+    token for token; ``offered_drafts``, the drafts per round that could have been accepted; ``corrector_parameters``.
+    A figure of the acceptance per position and a sample with accepted and corrected tokens marked go to TensorBoard.
+    ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every value. What became of each prompt is written to
+    ``decoded/SPLIT-STEP.csv`` in the run's folder, for the paired intervals of ``specdraft compare``.
 
     Prompts are dealt to the ranks in turn and all counts are pooled. Sampling uses a generator of its own, so that
     the evaluation does not change the training.
@@ -58,6 +64,8 @@ class SpeculativeDecoding(Callback):
         every_n_validations: Decode at each n-th validation only; in between the last values are logged again, so that
             monitors find them.
         seed: Seed of the sampling.
+        confidence_threshold: Verify drafts only while the product of their calibrated confidences is at least this;
+            0 verifies all. Needs a corrector with confidences.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class SpeculativeDecoding(Callback):
         rule: Literal["token", "block"] = "token",
         every_n_validations: int = 1,
         seed: int = 0,
+        confidence_threshold: float = 0.0,
     ) -> None:
         for name, value in (
             ("num_prompts", num_prompts or 1),
@@ -82,6 +91,8 @@ class SpeculativeDecoding(Callback):
         ):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        check_threshold(confidence_threshold)
+        self.confidence_threshold = confidence_threshold
         if policy is not None:
             if block_size is not None:
                 raise ValueError(f"block_size {block_size} and policy {policy} were both given; leave one out")
@@ -162,17 +173,20 @@ class SpeculativeDecoding(Callback):
     # ------------------------------------------------------------------ measuring
 
     def _requests(self, trainer: Trainer, module: Any, split: str) -> tuple[list[Request], list[str]]:
+        """The prompts of all ranks, in the order in which they are dealt, and their families."""
         prompts = trainer.datamodule.prompts(split)  # type: ignore[attr-defined]
         if not prompts:
             raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
         chosen = dealt(prompts, [prompt.family for prompt in prompts], self.num_prompts)
-        mine = chosen[trainer.global_rank :: trainer.world_size]
         stops = module.target.stop_token_ids
-        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops, prompt.family) for prompt in mine]
-        return requests, [prompt.family for prompt in mine]
+        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops, prompt.family) for prompt in chosen]
+        return requests, [prompt.family for prompt in chosen]
 
     def _measure(self, trainer: Trainer, module: Any, split: str) -> dict[str, float]:
-        requests, families = self._requests(trainer, module, split)
+        everything, all_families = self._requests(trainer, module, split)
+        mine = slice(trainer.global_rank, None, trainer.world_size)
+        requests, families = everything[mine], all_families[mine]
+        module.calibrate()  # to the teacher-forced part of this validation, which is over
         generator = torch.Generator(device=module.device).manual_seed(self.seed + trainer.global_rank)
         drafter = module.drafter
         policy = self._load_policy(trainer, module)
@@ -187,7 +201,7 @@ class SpeculativeDecoding(Callback):
             drafted = speculative_decode(
                 module.target,
                 drafter,
-                module.corrector,
+                with_threshold(module.corrector, self.confidence_threshold),
                 module.draft_head,
                 requests,
                 mask_token_id=module.target.spec.mask_token_id,
@@ -200,6 +214,7 @@ class SpeculativeDecoding(Callback):
             )
         module.train(training)
         self._show(trainer, module, drafted)
+        self._keep(trainer, module.device, split, everything, all_families, baseline, drafted)
         largest = max(policy.sizes) if policy is not None else self.block_size or drafter.block_size
         return self._values(trainer, module, baseline, drafted, families, largest)
 
@@ -215,6 +230,27 @@ class SpeculativeDecoding(Callback):
             if self._validations:
                 warnings.simplefilter("ignore")
             return load_policy(self.policy, here, self.params.temperature, module.drafter.block_size)
+
+    def _keep(
+        self,
+        trainer: Trainer,
+        device: torch.device,
+        split: str,
+        requests: list[Request],
+        families: list[str],
+        baseline: DecodeResult,
+        drafted: DecodeResult,
+    ) -> None:
+        """Write what became of the prompts of all ranks."""
+        mine = slice(trainer.global_rank, None, trainer.world_size)
+        rows = counts(drafted.results, baseline.results, len(requests), mine)
+        pooled = _sum_over_ranks(trainer, device, [value for row in rows for value in row])
+        folder = trainer.log_dir  # type: ignore[attr-defined]  # asked by every rank: it is broadcast
+        if folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+            return
+        whole = [pooled[i : i + len(FIELDS)] for i in range(0, len(pooled), len(FIELDS))]
+        path = Path(folder) / "decoded" / f"{split}-{trainer.global_step}.csv"
+        write_counts(path, [digest(request.prompt_ids) for request in requests], families, whole)
 
     def _values(
         self,
@@ -245,11 +281,13 @@ class SpeculativeDecoding(Callback):
                 *(baseline.emitted - len(baseline.results), baseline.decode_seconds),
                 *(drafted.emitted - len(drafted.results), drafted.decode_seconds),
                 *(drafted.steps, same, len(drafted.results), math.fsum(own), len(own)),
+                *(sum(sum(r.drafted) for r in drafted.results), drafted.rounds),
                 sum(entry.block_size for entry in drafted.log),
                 *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
             ],
         )
-        ar_tokens, ar_seconds, tokens, seconds, steps, equal, count, own_sum, own_count, slots, *parts = pooled
+        ar_tokens, ar_seconds, tokens, seconds, steps, *rest = pooled
+        equal, count, own_sum, own_count, offered, rounds, slots, *parts = rest
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),
@@ -258,6 +296,8 @@ class SpeculativeDecoding(Callback):
             "decode/tokens_per_second": tokens / max(seconds, 1e-9),
             "decode/ar_tokens_per_second": ar_tokens / max(ar_seconds, 1e-9),
             "decode/num_prompts": count,
+            "decode/offered_drafts": offered / max(rounds, 1),
+            "decode/corrector_parameters": float(sum(p.numel() for p in module.corrector.parameters())),
         }
         if self.policy is not None:
             values["decode/mean_block_size"] = slots / max(steps, 1)

@@ -10,20 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "specdraft"
 MIDDLE = {"targets", "drafters", "correctors", "objectives", "metrics", "decoding"}
-BASE = {"types", "cache", "attention", "precision"}
+BASE = {"types", "taps", "cache", "attention", "precision"}
 # middle packages may import the base; what stands later may import everything before it
 MAY_USE = {
     **{name: BASE for name in BASE},
     **{name: BASE for name in MIDDLE},
     "schedules": set(),
-    "compare": set(),
+    "bootstrap": set(),
+    "compare": {"bootstrap"},
     "checkpoints": BASE | {"drafters"},
     "data": BASE,
     "steps": set(),
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
     "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data"},
+    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),

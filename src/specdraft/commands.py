@@ -23,6 +23,7 @@ from specdraft.decoding import (
     autoregressive_decode,
     load_policy,
     speculative_decode,
+    with_threshold,
 )
 from specdraft.interchange import module_from_folder
 from specdraft.module import DraftingModule
@@ -84,6 +85,7 @@ def generate(
     device: str = "auto",
     color: bool | None = None,
     target: str | None = None,
+    confidence_threshold: float = 0.0,
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
@@ -100,6 +102,8 @@ def generate(
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
         target: Target of an exported folder, by name or folder; null takes the one that it names.
+        confidence_threshold: Verify drafts only while the product of their confidences is at least this; 0 verifies
+            all. Needs a corrector with confidences.
     """
     module = load_module(checkpoint, device, target)
     model = module.target
@@ -111,7 +115,7 @@ def generate(
     drafted = speculative_decode(
         model,
         module.drafter,
-        module.corrector,
+        with_threshold(module.corrector, confidence_threshold),
         module.draft_head,
         [request],
         mask_token_id=model.spec.mask_token_id,

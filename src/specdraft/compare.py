@@ -1,4 +1,4 @@
-"""Runs side by side, from their TensorBoard logs alone."""
+"""Runs side by side, from what they left in their folders."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import yaml
 
+from specdraft.bootstrap import Counts, common, interval, mat, read_counts, speedup
+
 COLUMNS = {
     "MAT": "decode/mat",
     "val MAT": "val/mat",
@@ -20,8 +22,10 @@ COLUMNS = {
     "draft ms": "decode/round_ms/draft",
     "correct ms": "decode/round_ms/correct",
     "verify ms": "decode/round_ms/verify",
+    "corrector parameters": "decode/corrector_parameters",
     "lossless": "decode/lossless",
 }
+GAINS = ("MAT 95 %", "speed-up 95 %", "MAT - ref", "MAT - ref 95 %", "x ref", "x ref 95 %")
 # options of SpeculativeDecoding that decide what a decoded value means
 _MEASUREMENT = ("num_prompts", "max_new_tokens", "temperature", "top_p", "top_k", "concurrency", "rule")
 
@@ -35,12 +39,14 @@ class Run:
         step: Training step of the values.
         values: Logged value by tag.
         made_with: Facts that two runs must share for their decoded values to be comparable.
+        counts: What became of every prompt, where the run kept it.
     """
 
     name: str
     step: int
     values: dict[str, float]
     made_with: dict[str, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)
 
 
 def compare(
@@ -48,20 +54,30 @@ def compare(
     at: Literal["best", "last"] = "best",
     format: Literal["md", "csv", "json"] = "md",
     plot: str | None = None,
+    reference: str | None = None,
 ) -> None:
     """Compare runs by what they logged: MAT, acceptance per position, tokens/s and the parts of a round.
+
+    With 95 % bootstrap intervals over prompts, and over pairs of prompts for what a run gains over the reference:
+    ``MAT - ref``, and ``x ref``, the quotient of the two speed-ups, each over the autoregressive loop of its own run.
 
     Args:
         runs: Folders to search for runs, such as ``runs/``.
         at: Take the values where ``decode/mat`` is largest, or the last ones.
         format: Table as Markdown, CSV or JSON.
         plot: PNG to write: MAT and speed-up per run.
+        reference: Part of the name of the run to compare with; null takes the one without a corrector, else the first.
 
     Raises:
         FileNotFoundError: If a folder does not exist or holds no run that decoded.
+        ValueError: If the reference is not exactly one run.
     """
     found = read_runs([runs] if isinstance(runs, str) else runs, at)
-    print(table(found, format))
+    base = reference_run(found, reference)
+    gains = [intervals(run, base) for run in found]
+    print(table(found, format, gains))
+    if format == "md" and any(gains):
+        print(f"\nref is {base.name}; intervals: 95 %, bootstrap over {len(base.counts)} prompts, pairs with ref")
     warnings = differences(found)
     if warnings and format == "md":
         print("\nNOT comparable in every column:\n" + "\n".join(f"- {line}" for line in warnings))
@@ -108,7 +124,45 @@ def _read(place: Path, at: str) -> Run | None:
             same = [event.value for event in events.Scalars(tag) if event.step == chosen.step]
             if same:
                 values[tag] = float(same[-1])
-    return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place))
+    # a validation inside an epoch is logged one step before the trainer's own count, which names the file
+    counts = read_counts(place, int(chosen.step) + 1)
+    return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place), counts)
+
+
+def reference_run(runs: list[Run], name: str | None) -> Run:
+    """The run that others are compared with.
+
+    Raises:
+        ValueError: If not exactly one name contains ``name``.
+    """
+    if name is None:
+        return next((run for run in runs if "none" in run.name), runs[0])
+    found = [run for run in runs if name in run.name]
+    if len(found) != 1:
+        raise ValueError(
+            f"reference {name!r} is part of {len(found)} names; name one of {', '.join(run.name for run in runs)}"
+        )
+    return found[0]
+
+
+def intervals(run: Run, reference: Run) -> dict[str, float | tuple[float, float]]:
+    """Intervals of a run and what it gains over the reference; empty where a run kept no counts of its prompts.
+
+    Returns:
+        By column: values, and (lower, upper) ends at 95 %.
+    """
+    (alone,) = common([run.counts])
+    out: dict[str, float | tuple[float, float] | None] = {
+        "MAT 95 %": interval(mat, [alone]),
+        "speed-up 95 %": interval(speedup, [alone]),
+    }
+    pair = common([run.counts, reference.counts])
+    if run is not reference and len(pair[0]) > 1:
+        gain, quotient = (lambda a, b: mat(a) - mat(b)), (lambda a, b: speedup(a) / speedup(b))
+        sums = [counts.sum(0) for counts in pair]
+        out |= {"MAT - ref": float(gain(*sums)), "MAT - ref 95 %": interval(gain, pair)}
+        out |= {"x ref": float(quotient(*sums)), "x ref 95 %": interval(quotient, pair)}
+    return {name: value for name, value in out.items() if value is not None}
 
 
 def _facts(place: Path) -> dict[str, Any]:
@@ -142,19 +196,38 @@ def differences(runs: list[Run]) -> list[str]:
     return out
 
 
-def table(runs: list[Run], format: Literal["md", "csv", "json"] = "md") -> str:
-    """The comparison as text; a value that a run did not log is empty."""
+def table(
+    runs: list[Run],
+    format: Literal["md", "csv", "json"] = "md",
+    gains: list[dict[str, float | tuple[float, float]]] | None = None,
+) -> str:
+    """The comparison as text; a value that a run did not log is empty.
+
+    Args:
+        runs: The runs.
+        format: Markdown, CSV or JSON.
+        gains: Intervals of each run, see :func:`intervals`.
+    """
+    gains = gains or [{} for _ in runs]
     positions = sorted(
         {int(tag.rsplit("/", 1)[1]) for run in runs for tag in run.values if tag.startswith("decode/accept_at/")}
     )
     columns = COLUMNS | {f"a_{k}": f"decode/accept_at/{k}" for k in positions}
     if format == "json":
-        whole = [{"run": run.name, "step": run.step, "made_with": run.made_with, **run.values} for run in runs]
+        whole = [
+            {"run": run.name, "step": run.step, "made_with": run.made_with, **run.values, "intervals": gain}
+            for run, gain in zip(runs, gains, strict=True)
+        ]
         return json.dumps(whole, indent=1, default=str)
-    head = ["run", "step", *columns]
+    extra = [name for name in GAINS if any(name in gain for gain in gains)]
+    head = ["run", "step", *columns, *extra]
     rows = [
-        [run.name, str(run.step), *(f"{run.values[tag]:.3f}" if tag in run.values else "" for tag in columns.values())]
-        for run in runs
+        [
+            *(run.name, str(run.step)),
+            *(_text(tag, run.values.get(tag)) for tag in columns.values()),
+            *(_text(name, gain.get(name)) for name in extra),
+        ]
+        for run, gain in zip(runs, gains, strict=True)
     ]
     if format == "csv":
         file = io.StringIO()
@@ -165,6 +238,14 @@ def table(runs: list[Run], format: Literal["md", "csv", "json"] = "md") -> str:
     return "\n".join(
         [f"| {lines[0]} |", "|" + "|".join("-" * (w + 2) for w in widths) + "|", *(f"| {x} |" for x in lines[1:])]
     )
+
+
+def _text(name: str, value: float | tuple[float, float] | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return f"{value[0]:.3f}..{value[1]:.3f}"
+    return f"{value:.0f}" if name.endswith("parameters") else f"{value:.3f}"
 
 
 def figure(runs: list[Run]) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from specdraft.correctors import CorrectionBatch, Corrector
-from specdraft.objectives import Objective, ObjectiveOutput, SlotLoss, default_chunk_size
+from specdraft.correctors import Confidence, CorrectionBatch, Corrector
+from specdraft.objectives import Objective, ObjectiveOutput, SlotLoss, TotalVariation, default_chunk_size
 from specdraft.types import BlockBatch, Head
 
 
@@ -22,6 +23,7 @@ class Corrected:
         predicted_ids: ``[N, A, B]`` int64 tokens chosen given the ground truth before them, -1 where not supervised.
         base: The objective's output for the uncorrected drafter.
         parts: Scalars to log.
+        confidence: Confidences of the corrected slots, where the corrector has any.
     """
 
     numerator: Tensor
@@ -29,6 +31,7 @@ class Corrected:
     predicted_ids: Tensor
     base: ObjectiveOutput
     parts: dict[str, Tensor]
+    confidence: Confidence | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -90,7 +93,7 @@ def correct(objective: Objective, corrector: Corrector, hidden: Tensor, given: T
     slots = predicted[..., given.first_slot :].flatten(0, 1).index_copy(0, kept, correction.predicted_ids)
     predicted[..., given.first_slot :] = slots.view_as(predicted[..., given.first_slot :])
     parts = {"base_loss": base_loss, "corrector_loss": share.detach(), **correction.diagnostics}
-    return Corrected(numerator, denominator, predicted, out, parts)
+    return Corrected(numerator, denominator, predicted, out, parts, correction.confidence)
 
 
 def correction_batch(
@@ -110,12 +113,16 @@ def correction_batch(
 
     labels, own_rows = take(blocks.labels[..., drafts]), take(rows)
     previous = torch.cat([take(blocks.tokens[..., :1]), labels[:, :-1]], 1)
-    before = None
-    if objective.prediction.needs_target and given.last_hidden is not None:
+    before = overlap = target_logits = None
+    chunk_size = objective.chunk_size or default_chunk_size(head.weight.shape[0], hidden.device)
+    if given.last_hidden is not None:
         count, length = given.last_hidden.shape[:2]
         start = torch.arange(count, device=kept.device)[:, None, None] * length
         where = take(start + blocks.label_positions[..., drafts] - 1).flatten().clamp(min=0)
         before = given.last_hidden.flatten(0, 1).index_select(0, where)
+        distance = SlotLoss(TotalVariation(), own_rows.flatten(), head, before, given.target_head)
+        overlap = lambda logits, index: 1 - distance(logits, index)  # noqa: E731
+        target_logits = partial(candidate_logits, before, given.target_head, take(counted), chunk_size)
     loss = SlotLoss(objective.prediction, own_rows.flatten(), head, before, given.target_head)
     batch = CorrectionBatch(
         hidden=take(hidden[..., drafts, :]),
@@ -126,9 +133,33 @@ def correction_batch(
         weights=take(out.weights[..., drafts]),
         head=head,
         loss=loss,
-        chunk_size=objective.chunk_size or default_chunk_size(head.weight.shape[0], hidden.device),
+        chunk_size=chunk_size,
+        overlap=overlap,
+        target_logits=target_logits,
     )
     return batch, kept
+
+
+@torch.no_grad()
+def candidate_logits(before: Tensor, head: Head, counted: Tensor, chunk_size: int, ids: Tensor) -> Tensor:
+    """The target's logits of some candidates, 0 where not counted; whole rows exist for one chunk at a time.
+
+    Args:
+        before: ``[M K, H]`` target hidden states that predict the slots.
+        head: The target's whole head.
+        counted: ``[M, K]`` bool.
+        chunk_size: Slots whose logits exist at a time.
+        ids: ``[M, K, C]`` int64 target ids.
+
+    Returns:
+        ``[M, K, C]`` float32.
+    """
+    index = counted.flatten().nonzero()[:, 0]
+    own = ids.flatten(0, 1)
+    out = torch.zeros_like(own, dtype=torch.float32)
+    for part in index.split(chunk_size):
+        out[part] = head(before[part]).float().gather(-1, own[part])
+    return out.view(ids.shape)
 
 
 def label_ranks(batch_hidden: Tensor, blocks: BlockBatch, head: Head, chunk_size: int | None) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,7 +25,7 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.steps import divide_gradients, is_plain
+from specdraft.steps import divide_gradients, generator_of, is_plain, most_frequent
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -45,8 +44,8 @@ class DraftingModule(LightningModule):
         optimizer: Optimiser over the trainable parameters.
         lr_scheduler: Schedule made from the optimiser and the number of optimiser steps of the run.
         draft_vocab_size: Restrict the drafter's head to this many of the most frequent training tokens; null keeps all.
-        init_from: Checkpoint, or exported folder, whose drafter weights to start from (a warm start, not a resume);
-            the corrector's too where it is the same one.
+        init_from: Checkpoint, or exported folder, whose drafter weights to start from (a warm start, not a resume; also
+            what is validated without ``ckpt_path``); the corrector's too where it is the same one.
         train_drafter: Train the drafter; false freezes it and trains the corrector alone.
         compile_drafter: Run the drafter through ``torch.compile``.
         val_anchors: Anchors per conversation in validation.
@@ -99,6 +98,7 @@ class DraftingModule(LightningModule):
         self._target: HFTarget | None = None
         self._draft_head: FrozenHead | None = None
         self._pending_denominator: Tensor | None = None
+        self._start_from: str | None = None
         self._total_steps = 0
         # -1 marks an index map that has not been chosen yet
         self.register_buffer("draft_token_ids", torch.full((draft_vocab_size or 0,), -1, dtype=torch.int64))
@@ -147,21 +147,26 @@ class DraftingModule(LightningModule):
         data = self.trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
         self._build(data.family_names() if data is not None else [])
         if self._trainer is None or self.trainer.state.fn != "fit":
-            return
-        if self.init_from:
+            self._start_from = None if self._trainer is None else self.init_from
+        elif self.init_from:
             self.warm_start(self.init_from)
         elif self.draft_vocab_size:
             if data is None:
                 raise ValueError("draft_vocab_size counts the training tokens: fit with a data module")
-            self._choose_draft_vocabulary(data.token_counts())
+            self.draft_token_ids.copy_(most_frequent(data.token_counts(), self.draft_vocab_size))
+
+    @override
+    def on_validation_start(self) -> None:
+        path, self._start_from = self._start_from, None
+        # what was built to validate starts from init_from unless a checkpoint was given, which is known only now
+        if path and self.trainer.ckpt_path is None:
+            self.warm_start(path)
+
+    on_test_start = on_validation_start
 
     def _build(self, families: list[str]) -> None:
-        spec = self.target.spec
-        size = self.draft_vocab_size or spec.vocab_size
-        if not 0 < size <= spec.vocab_size:
-            raise ValueError(f"draft_vocab_size {size} must be in 1..{spec.vocab_size}, the target's vocabulary")
-        self.drafter = self.make_drafter(spec)
-        self.corrector = self.make_corrector(replace(spec, draft_vocab_size=size))
+        self.drafter = self.make_drafter(self.target.spec)
+        self.corrector = self._new_corrector()
         self.corrector.bind(self.target.embed)
         self.drafter.requires_grad_(self.train_drafter)
         if self.compile_drafter:
@@ -169,19 +174,27 @@ class DraftingModule(LightningModule):
         drafts, first, candidates = self.drafter.num_drafts, self.drafter.first_slot, self.corrector.candidates
         self.val_metrics = ValidationMetrics(drafts, first, candidates, families)
 
+    def _new_corrector(self) -> Corrector:
+        spec = self.target.spec
+        size = self.draft_vocab_size or spec.vocab_size
+        if not 0 < size <= spec.vocab_size:
+            raise ValueError(f"draft_vocab_size {size} must be in 1..{spec.vocab_size}, the target's vocabulary")
+        return self.make_corrector(replace(spec, draft_vocab_size=size))
+
+    @property
+    def needs_last_hidden(self) -> bool:
+        """Whether training reads the target's hidden states after its final norm."""
+        if self.objective.needs_last_hidden or self.corrector is not None:
+            return self.objective.needs_last_hidden or self.corrector.needs_target
+        with torch.device("meta"):  # the data module asks before anything is built
+            return self._new_corrector().needs_target
+
     @override
     def train(self, mode: bool = True) -> DraftingModule:
         super().train(mode)
         if self.drafter is not None and not self.train_drafter:
             self.drafter.eval()  # frozen weights run as they will decode
         return self
-
-    def _choose_draft_vocabulary(self, counts: Tensor) -> None:
-        size, vocabulary = self.draft_vocab_size, self.target.spec.vocab_size
-        ranked = torch.sort(counts, descending=True, stable=True).indices[:size]
-        self.draft_token_ids.copy_(ranked.sort().values)
-        covered = counts[ranked].sum() / counts.sum().clamp(min=1)
-        rank_zero_info(f"draft vocabulary: {size} of {vocabulary} rows cover {covered:.2%} of the training tokens")
 
     def warm_start(self, path: str) -> bool:
         """Take drafter weights, draft vocabulary and those of the same corrector from a file or exported folder.
@@ -223,7 +236,9 @@ class DraftingModule(LightningModule):
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
             self.objective.set_progress(self.training_fraction)
-            blocks = self.objective.blocks(batch, **self._shape(), generator=self._generator(batch_idx))
+            # a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
+            where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
+            blocks = self.objective.blocks(batch, **self._shape(), generator=generator_of(self.device, *where))
             out, _ = self._corrected(batch, blocks)
         self.log("train/loss", out.loss.detach(), prog_bar=True)
         hits = (out.predicted_ids == blocks.labels) & blocks.supervised
@@ -256,13 +271,20 @@ class DraftingModule(LightningModule):
             out, hidden = self._corrected(batch, blocks)
             ranks = label_ranks(hidden, blocks, self.draft_head, self.objective.chunk_size)
         self.val_metrics.loss.update(out.loss, out.denominator)
-        self.val_metrics.update(blocks, out.predicted_ids, out.base.predicted_ids, ranks, batch.families)
+        drafts = (out.predicted_ids, out.base.predicted_ids)
+        self.val_metrics.update(blocks, *drafts, ranks, batch.families, out.confidence)
         for name, value in out.parts.items():
             self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch.input_ids), sync_dist=True)
 
+    def calibrate(self) -> None:
+        """Fit the temperatures of the confidences to this validation, before drafts are cut by them; never in tests."""
+        if self.corrector.confidence_head is not None and not self.trainer.testing:
+            self.corrector.confidence_head.calibrate(self.val_metrics.temperatures())
+
     @override
     def on_validation_epoch_end(self) -> None:
-        values = self.val_metrics.compute()
+        self.calibrate()
+        values = self.val_metrics.compute(self.corrector.confidence_head)
         self.log("val/mat", values.pop("val/mat"), prog_bar=True)
         self.log_dict(values)
         self.val_metrics.reset()
@@ -284,7 +306,7 @@ class DraftingModule(LightningModule):
         }
 
     def _with_features(self, batch: DraftBatch) -> DraftBatch:
-        wants_last = self.objective.needs_last_hidden
+        wants_last = self.needs_last_hidden
         if batch.features is None or (wants_last and batch.last_hidden is None):
             out = self.target.features(batch.input_ids, batch.position_ids, batch.document_ids, last_hidden=wants_last)
             batch.features, batch.last_hidden = out.features, out.hidden
@@ -305,24 +327,9 @@ class DraftingModule(LightningModule):
             hidden = self.drafter(
                 batch.features, embeds, blocks.anchors, blocks.slots, batch.document_ids, batch.position_ids
             )
-        given = TeacherForced(
-            blocks,
-            self.drafter.first_slot,
-            self.draft_head,
-            self.target.head,
-            batch.last_hidden,
-            self.train_drafter,
-            self.training_fraction,
-        )
+        heads, last = (self.draft_head, self.target.head), batch.last_hidden
+        given = TeacherForced(blocks, self.drafter.first_slot, *heads, last, self.train_drafter, self.training_fraction)
         return correct(self.objective, self.corrector, hidden, given), hidden
-
-    def _generator(self, batch_idx: int) -> torch.Generator:
-        # a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
-        where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
-        mixed = 0
-        for value in where:
-            mixed = (mixed * 1_000_003 + value + 1) % (1 << 63)
-        return torch.Generator(device=self.device).manual_seed(mixed)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -25,29 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-
-def evenly_spaced_taps(num_layers: int, count: int) -> tuple[int, ...]:
-    """Spread ``count`` taps over a target of ``num_layers`` layers.
-
-    One tap is the middle layer; n taps are ``round(1 + i (num_layers - 4) / (n - 1))``, the formula of the
-    published DFlash drafters over the number of *taps* (not of draft layers).
-
-    Args:
-        num_layers: Decoder layers of the target.
-        count: Number of taps, at least 1.
-
-    Raises:
-        ValueError: If so many distinct taps do not fit into the target.
-    """
-    if count < 1:
-        raise ValueError(f"the number of taps must be at least 1, got {count}")
-    if count == 1:
-        return (num_layers // 2,)
-    first, last = (1, num_layers - 3) if num_layers >= 3 + count else (0, num_layers - 1)
-    taps = tuple(round(first + i * (last - first) / (count - 1)) for i in range(count))
-    if len(set(taps)) != count:
-        raise ValueError(f"{count} distinct taps do not fit into a target of {num_layers} layers; ask for fewer")
-    return taps
+from specdraft.taps import check_taps, evenly_spaced_taps
 
 
 @dataclass(frozen=True)
@@ -133,20 +111,6 @@ class TargetSpec:
         return cls(**{**values, "taps": tuple(values["taps"])})
 
 
-def check_taps(taps: tuple[int, ...], num_layers: int) -> None:
-    """Refuse taps that are out of range, negative or named twice.
-
-    Raises:
-        ValueError: Naming the offending tap and the valid range.
-    """
-    for tap in taps:
-        if not 0 <= tap < num_layers:
-            raise ValueError(f"tap {tap} is out of range: the target has layers 0..{num_layers - 1}")
-    if len(set(taps)) != len(taps):
-        twice = next(tap for tap in taps if taps.count(tap) > 1)
-        raise ValueError(f"tap {twice} is named twice in {list(taps)}; name each layer once")
-
-
 @dataclass
 class DraftBatch:
     """A training batch of tokenised conversations, right-padded or packed.
@@ -214,10 +178,16 @@ class Proposal:
         tokens: ``[N, K]`` int64 ids of the *target's* vocabulary.
         q: ``[N, K, V]`` probabilities that each token was drawn from given its predecessors, or None for a
             deterministic draft, which is verified as a point mass.
+        confidence: ``[N, K]`` float32 probability that each draft is accepted if those before it were; a function of
+            the *earlier* drafts, never of the draft itself or later ones. None if unknown.
+        limit: ``[N]`` int64, most drafts to verify per row; whether draft k is offered may depend on earlier drafts
+            only. None verifies all.
     """
 
     tokens: Tensor
     q: Tensor | None = None
+    confidence: Tensor | None = None
+    limit: Tensor | None = None
 
 
 @dataclass

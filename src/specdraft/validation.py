@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from specdraft.metrics import CandidateRecall, MeanAcceptedTokens, OraclePrefix, PrefixAcceptance, match_prefix
+from specdraft.metrics import (
+    CandidateRecall,
+    ConfidenceCounts,
+    MeanAcceptedTokens,
+    OraclePrefix,
+    PrefixAcceptance,
+    expected_calibration_error,
+    fit_temperatures,
+    match_prefix,
+)
 from specdraft.types import BlockBatch
+
+
+class Rated(Protocol):
+    """Confidences of n slots: logits, what became of them, and their draft positions, each ``[n]``."""
+
+    logits: Tensor
+    acceptance: Tensor
+    positions: Tensor
+
+
+class Calibrated(Protocol):
+    """Something with a temperature per draft position ``[>= K]``."""
+
+    temperatures: Tensor
 
 
 class ValidationMetrics(nn.Module):
@@ -31,6 +56,7 @@ class ValidationMetrics(nn.Module):
         self.loss = MeanMetric()
         self.recall = CandidateRecall(sorted({1, 4, 16, candidates}))
         self.oracle = OraclePrefix(candidates)
+        self.confidence = ConfidenceCounts(num_drafts)
         self.family_mat = nn.ModuleDict({name: MeanAcceptedTokens() for name in families})
 
     def update(
@@ -40,6 +66,7 @@ class ValidationMetrics(nn.Module):
         base_predicted: Tensor,
         ranks: Tensor,
         families: Sequence[str],
+        confidence: Rated | None = None,
     ) -> None:
         """Add the blocks of a batch.
 
@@ -49,7 +76,10 @@ class ValidationMetrics(nn.Module):
             base_predicted: ``[N, A, B]`` int64, the drafter's own choice.
             ranks: ``[N, A, B]`` int64, place of each label among the drafter's logits.
             families: Family of each row, or nothing.
+            confidence: The corrector's confidences, where it has any.
         """
+        if confidence is not None:
+            self.confidence.update(confidence.logits, confidence.acceptance, confidence.positions)
         labels, supervised = blocks.labels[..., self.drafts], blocks.supervised[..., self.drafts]
         accepted, drafted = match_prefix(predicted[..., self.drafts], labels, supervised)
         base_accepted, _ = match_prefix(base_predicted[..., self.drafts], labels, supervised)
@@ -64,8 +94,16 @@ class ValidationMetrics(nn.Module):
             if family in self.family_mat:
                 self.family_mat[family].update(accepted[row][counted[row]])  # type: ignore[operator]
 
-    def compute(self) -> dict[str, Tensor]:
-        """Every value by the name under which it is logged."""
+    def temperatures(self) -> Tensor:
+        """Temperature ``[K]`` of each draft position that calibrates the confidences seen so far."""
+        return fit_temperatures(self.confidence.compute())
+
+    def compute(self, head: Calibrated | None = None) -> dict[str, Tensor]:
+        """Every value by the name under which it is logged.
+
+        Args:
+            head: Holds the temperatures of the confidences, where the corrector has any.
+        """
         # K = 1 comes as a scalar
         curves = {name: value.flatten() for name, value in self.acceptance.compute().items()}
         mat = self.mat.compute()
@@ -83,11 +121,26 @@ class ValidationMetrics(nn.Module):
             values[f"val/accept_at/{k + 1}"] = curves["acceptance"][k]
         for family, metric in self.family_mat.items():
             values[f"val/mat_family/{family}"] = metric.compute()  # type: ignore[operator]
+        if head is not None:
+            calibration = self._calibration(head.temperatures[: self.num_drafts].cpu().float())
+            values |= {name: value.to(mat.device) for name, value in calibration.items()}
+        return values
+
+    def _calibration(self, temperatures: Tensor) -> dict[str, Tensor]:
+        """Calibration error without and with the temperatures, averaged over all slots, and at each position."""
+        counts = self.confidence.compute()
+        share = counts[0].sum(-1) / counts[0].sum().clamp(min=1)
+        values = {}
+        for name, chosen in (("before", torch.ones_like(temperatures)), ("after", temperatures)):
+            error = expected_calibration_error(counts, chosen)
+            values[f"val/confidence_ece_{name}"] = (error * share).sum().float()
+            for k in range(self.num_drafts):
+                values[f"val/confidence_ece_{name}_at/{k + 1}"] = error[k].float()
         return values
 
     def reset(self) -> None:
         """Forget everything."""
-        for metric in (self.acceptance, self.mat, self.base_mat, self.loss, self.recall, self.oracle):
+        for metric in (self.acceptance, self.mat, self.base_mat, self.loss, self.recall, self.oracle, self.confidence):
             metric.reset()
         for family_metric in self.family_mat.values():
             family_metric.reset()  # type: ignore[operator]

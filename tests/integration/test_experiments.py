@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -27,3 +28,16 @@ def test_parses(run_cli: Run, capsys: pytest.CaptureFixture[str], run: Path, ove
     printed = capsys.readouterr().out
     for part in ("drafter:", "corrector:", "objective:", "ChatDataModule"):
         assert part in printed
+
+
+@pytest.mark.parametrize("name", ["DCOCO", "SelectorCorrector", "DominoCorrector", "MarkovCorrector", "NoCorrector"])
+def test_overlay_and_short_form_are_the_same_run(run_cli: Run, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    short = name.removesuffix("Corrector").lower()
+    parsed = []
+    overlay = ROOT / "experiments" / "ablations" / f"corrector_{'none' if short == 'no' else short}.yaml"
+    for form in (["--config", overlay], [f"--model.corrector={name}"]):
+        with pytest.raises(SystemExit):
+            run_cli("fit", "--config", ROOT / "experiments/quickstart.yaml", *form, "--print_config")
+        parsed.append(yaml.safe_load(capsys.readouterr().out))
+        parsed[-1]["trainer"]["logger"]["init_args"].pop("name")
+    assert parsed[0] == parsed[1]

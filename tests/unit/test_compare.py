@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from specdraft.compare import compare, differences, read_runs, table
+from specdraft.compare import compare, differences, intervals, read_runs, reference_run, table
 
 CONFIG = """
 trainer:
@@ -74,3 +74,61 @@ def test_missing_folders_and_runs_are_named(runs: Path) -> None:
         read_runs([str(runs / "gone")])
     with pytest.raises(FileNotFoundError, match="no run with decode/mat"):
         read_runs([str(runs / "empty")])
+
+
+def write_counts(folder: Path, step: int, accepted: list[int], seconds: float = 1.0, prompts: str = "p") -> None:
+    (folder / "decoded").mkdir(exist_ok=True)
+    lines = ["prompt,family,rounds,accepted,tokens,seconds,ar_tokens,ar_seconds"]
+    for i, count in enumerate(accepted):
+        lines.append(f"{prompts}{i},chat,10,{count},{10 + count},{seconds},{10 + count},2.0")
+    (folder / "decoded" / f"val-{step}.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_gain_over_the_run_without_a_corrector(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every prompt gains 0.5 tokens per round: however prompts differ, so does every pair."""
+    write_counts(runs / "none" / "version_0", 1, [0, 5, 10, 20])
+    write_counts(runs / "dcoco" / "version_0", 1, [5, 10, 15, 25], seconds=0.5)
+    found = read_runs([str(runs)])
+    base = reference_run(found, None)
+    assert base.name == "none/version_0"
+    gain = intervals(found[0], base)
+    assert gain["MAT - ref"] == pytest.approx(0.5)
+    assert gain["MAT - ref 95 %"] == pytest.approx((0.5, 0.5))
+    low, high = gain["MAT 95 %"]  # type: ignore[misc]
+    assert 1.5 <= low < 2.375 < high <= 3.5
+    assert gain["x ref"] == pytest.approx(2.0)
+    assert "MAT - ref" not in intervals(base, base)
+    compare(str(runs))
+    printed = capsys.readouterr().out
+    assert "ref is none/version_0" in printed
+    assert "0.500..0.500" in printed
+    compare(str(runs), format="json", reference="dcoco")
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["none/version_0"]["intervals"]["MAT - ref"] == pytest.approx(-0.5)
+
+
+def test_runs_on_other_prompts_have_no_gain(runs: Path) -> None:
+    write_counts(runs / "none" / "version_0", 1, [0, 5, 10], prompts="other")
+    write_counts(runs / "dcoco" / "version_0", 1, [5, 10, 15])
+    found = read_runs([str(runs)])
+    assert set(intervals(found[0], found[1])) == {"MAT 95 %", "speed-up 95 %"}
+
+
+def test_runs_without_counts_show_what_they_logged(runs: Path) -> None:
+    found = read_runs([str(runs)])
+    assert intervals(found[0], found[1]) == {}
+    assert "ref" not in table(found)
+
+
+@pytest.mark.parametrize("name", ["gone", "version"])
+def test_reference_must_be_one_run(runs: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"reference '{name}' is part of"):
+        compare(str(runs), reference=name)
+
+
+def test_parameters_are_whole_numbers(runs: Path) -> None:
+    with SummaryWriter(str(runs / "sized" / "version_0")) as writer:
+        writer.add_scalar("decode/mat", 1.0, 0)
+        writer.add_scalar("decode/corrector_parameters", 1443073.0, 0)
+    rows = list(csv.DictReader(table(read_runs([str(runs)]), "csv").splitlines()))
+    assert [row["corrector parameters"] for row in rows] == ["", "", "1443073"]

@@ -71,8 +71,8 @@ def check_corrector(found: dict[str, Any], wanted: dict[str, Any], path: str) ->
         ValueError: Naming both values of the first fact that differs.
     """
     facts = found[KEY].get("corrector", {"class": "NoCorrector"})
-    for fact in wanted["corrector"]:
-        _same(f"corrector {fact}", facts.get(fact), wanted["corrector"][fact], path, "model.corrector")
+    for fact in {**wanted["corrector"], **facts}:
+        _same(f"corrector {fact}", facts.get(fact), wanted["corrector"].get(fact), path, "model.corrector")
 
 
 def _same(fact: str, found: Any, wanted: Any, path: str, where: str) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdraft.correctors.confidence import Confidence, ConfidenceHead
 from specdraft.types import Head, Proposal, TargetSpec
 
 SlotLoss = Callable[[Tensor, Tensor], Tensor]
+CandidateLogits = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -30,6 +32,10 @@ class CorrectionBatch:
         loss: The objective's prediction loss: logits ``[n, D]`` and flat slots ``[n]`` of ``[M K]`` to losses ``[n]``,
             differentiable in the logits.
         chunk_size: Slots whose logits may exist at a time.
+        overlap: Probability that a draft is accepted, ``sum_v min(p, q)``: logits ``[n, D]`` and flat slots ``[n]`` to
+            ``[n]``. None where the target's distribution was not extracted.
+        target_logits: The target's logits ``[M, K, C]`` of candidates ``[M, K, C]`` (target ids), without gradients;
+            None as for ``overlap``.
     """
 
     hidden: Tensor
@@ -41,6 +47,8 @@ class CorrectionBatch:
     head: Head
     loss: SlotLoss
     chunk_size: int
+    overlap: SlotLoss | None = None
+    target_logits: CandidateLogits | None = None
 
 
 @dataclass
@@ -52,11 +60,13 @@ class Correction:
         predicted_ids: ``[M, K]`` int64 target ids that the corrector chooses given the ground-truth predecessors;
             -1 where not counted.
         diagnostics: Further scalars to log, detached; means over this batch.
+        confidence: Confidences of the counted slots, where the corrector has any.
     """
 
     numerator: Tensor
     predicted_ids: Tensor
     diagnostics: dict[str, Tensor]
+    confidence: Confidence | None = None
 
 
 class Corrector(nn.Module, ABC):
@@ -93,6 +103,16 @@ class Corrector(nn.Module, ABC):
             raise RuntimeError(f"{type(self).__name__} reads token embeddings: call bind(target.embed) first")
         embedded = self._embed(ids)
         return embedded.to(next(self.parameters()).dtype)
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether training reads the target's distribution, so that its last hidden states are extracted."""
+        return False
+
+    @property
+    def confidence_head(self) -> ConfidenceHead | None:
+        """The head that rates the drafts; validation calibrates it."""
+        return None
 
     @property
     def has_loss(self) -> bool:

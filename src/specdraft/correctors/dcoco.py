@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from specdraft.correctors.base import check_positive
+from specdraft.correctors.candidate_loss import CandidateLoss
 from specdraft.correctors.lattice import Lattice, LatticeCorrector
 from specdraft.types import TargetSpec
 
@@ -44,6 +45,7 @@ class DCOCO(LatticeCorrector):
         score_first: Score the first slot given the anchor.
         sample: At ``temperature > 0`` sample the walk; false proposes the greedy walk as a point mass.
         weight: Weight of the corrector's loss beside the drafter's own in joint training.
+        loss: Loss of one slot's candidates, such as :class:`CandidateMargin`; null is cross-entropy.
     """
 
     reads_log_z = True
@@ -58,9 +60,10 @@ class DCOCO(LatticeCorrector):
         score_first: bool = False,
         sample: bool = False,
         weight: float = 1.0,
+        loss: CandidateLoss | None = None,
     ) -> None:
         check_positive(width=width, pair_width=pair_width, hidden=hidden)
-        super().__init__(spec, candidates, sample, weight)
+        super().__init__(spec, candidates, sample, weight, loss)
         self.sizes = (width, width, width, pair_width, 1, 1, 1)
         self.score_first = score_first
         self.token_proj = nn.Linear(spec.hidden_size, width, bias=False)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from specdraft.correctors.base import Correction, CorrectionBatch, Corrector, draw, whole_vocabulary
+from specdraft.correctors.confidence import Confidence, confidence_loss
 from specdraft.types import Head, Proposal, TargetSpec
 
 # one slot of the walk: predecessors [N] (target ids) to the code [N, r]; keeps its own state
@@ -48,20 +49,40 @@ class FullVocabularyCorrector(Corrector):
     def walk(self, hidden: Tensor) -> Step:
         """Begin a walk over ``[N, K, H]``; the result is called with slot 0, 1, ... and the predecessors ``[N]``."""
 
+    def confidence_logits(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        """Confidence ``[N, K]`` before calibration, from hidden states and predecessors ``[N, K]``; None without."""
+        return None
+
     @override
     def forward(self, batch: CorrectionBatch) -> Correction:
-        dtype = self.output.weight.dtype
-        codes = self.codes(batch.hidden.to(dtype), batch.previous)
+        hidden = batch.hidden.to(self.output.weight.dtype)
+        codes = self.codes(hidden, batch.previous)
         index = batch.counted.flatten().nonzero()[:, 0]
-        numerator, predicted = biased_loss(
+        numerator, predicted, overlap = biased_loss(
             batch.hidden.flatten(0, 1).index_select(0, index),
             codes.flatten(0, 1).index_select(0, index),
             self.output.weight,
             batch,
             index,
+            want_overlap=self.confidence_head is not None,
         )
         ids = torch.full_like(batch.labels, -1).flatten().index_copy(0, index, batch.head.to_ids(predicted))
-        return Correction(numerator, ids.view_as(batch.labels), {})
+        correction = Correction(numerator, ids.view_as(batch.labels), {})
+        logits = self.confidence_logits(hidden, batch.previous)
+        if logits is not None:
+            hit = predicted == batch.rows.flatten()[index]  # what a greedy target accepts
+            acceptance = hit.float() if overlap is None else overlap
+            self._learn_confidence(correction, logits.flatten()[index], acceptance, batch, index)
+        return correction
+
+    def _learn_confidence(
+        self, correction: Correction, logits: Tensor, acceptance: Tensor, batch: CorrectionBatch, index: Tensor
+    ) -> None:
+        """Add the loss of the confidence over the slots ``index`` ``[n]``."""
+        losses, weights = confidence_loss(logits, acceptance), batch.weights.flatten()[index]
+        correction.numerator = correction.numerator + (losses * weights).sum()
+        correction.diagnostics["confidence_loss"] = losses.detach().sum() / max(len(index), 1)
+        correction.confidence = Confidence(logits.detach(), acceptance, index % batch.labels.shape[1])
 
     @override
     def propose(
@@ -86,13 +107,19 @@ class FullVocabularyCorrector(Corrector):
             last = head.to_ids(row)
             tokens.append(last)
         q = whole_vocabulary(torch.stack(laws, 1), None, head, self.spec.vocab_size) if sampled else None
-        return Proposal(torch.stack(tokens, 1), q)
+        proposal = Proposal(torch.stack(tokens, 1), q)
+        if self.confidence_head is not None:
+            # the confidence of a draft reads the one before it, so that one pass rates the whole walk
+            previous = torch.stack([anchor, *tokens[:-1]], 1)
+            ratings = self.confidence_logits(hidden.to(self.output.weight.dtype), previous)
+            proposal.confidence = None if ratings is None else self.confidence_head.calibrated(ratings)
+        return proposal
 
 
 def biased_loss(
-    hidden: Tensor, codes: Tensor, weight: Tensor, batch: CorrectionBatch, index: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weighted loss of ``head(hidden) + codes weight^T``, and the most probable rows ``[n]``.
+    hidden: Tensor, codes: Tensor, weight: Tensor, batch: CorrectionBatch, index: Tensor, want_overlap: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weighted loss of ``head(hidden) + codes weight^T``, the most probable rows ``[n]``, and the overlap ``[n]``.
 
     Logits and all gradients are computed chunk by chunk in the forward pass, since the weights of the slots are known:
     what is kept are the gradients ``[n, H]``, ``[n, r]`` and ``[D, r]``, never logits ``[n, D]``.
@@ -103,6 +130,7 @@ def biased_loss(
         weight: ``[D, r]``.
         batch: Where weights and loss come from.
         index: ``[n]`` int64 flat slots.
+        want_overlap: Also find the overlap with the target's distribution; None is returned where that is unknown.
     """
     if weight.shape[0] != batch.head.weight.shape[0]:
         raise ValueError(
@@ -115,6 +143,8 @@ def biased_loss(
     slot_weights = batch.weights.flatten()[index]
     total = slot_weights.new_zeros(())
     predicted = torch.empty_like(index)
+    rate = batch.overlap if want_overlap else None
+    overlap = None if rate is None else slot_weights.new_empty(len(index))
     for start in range(0, len(index), batch.chunk_size):
         part = slice(start, start + batch.chunk_size)
         own = [hidden[part].detach(), codes[part].detach(), weight.detach()]
@@ -134,10 +164,13 @@ def biased_loss(
                     stored += grad
         total = total + loss.detach()
         predicted[part] = logits.detach().argmax(-1)
+        if rate is not None and overlap is not None:
+            with torch.no_grad():
+                overlap[part] = rate(logits.detach(), index[part])
         del logits, loss
     if any(wanted):
         total = _KnownGradients.apply(total, *inputs, *grads)
-    return total, predicted
+    return total, predicted, overlap
 
 
 class _KnownGradients(torch.autograd.Function):

@@ -19,6 +19,7 @@ from specdraft.correctors.base import (
     draw,
     whole_vocabulary,
 )
+from specdraft.correctors.candidate_loss import CandidateCrossEntropy, CandidateLoss
 from specdraft.types import Head, Proposal, TargetSpec
 
 
@@ -53,8 +54,8 @@ class LatticeCorrector(Corrector):
     composes these tables in ``ceil(log2 K)`` gathers. A sampled walk draws the successor of every candidate instead,
     of which only those on the path matter.
 
-    Training: cross-entropy over the candidates given the ground-truth predecessor, in one pass. A label that missed
-    the candidates takes the last place, for the loss only; validation counts it as a miss.
+    Training: a loss over the candidates given the ground-truth predecessor, in one pass. A label that missed the
+    candidates takes the last place, for the loss only; validation counts it as a miss.
 
     Args:
         spec: The target.
@@ -62,6 +63,7 @@ class LatticeCorrector(Corrector):
         sample: At ``temperature > 0`` sample the walk from ``softmax(S / temperature)`` over the candidates, which is
             its ``q``; false proposes the greedy walk as a point mass.
         weight: Weight of the corrector's loss beside the drafter's own in joint training.
+        loss: Loss of one slot; None is :class:`CandidateCrossEntropy`.
 
     Attributes:
         reads_log_z: Whether decoding needs the log-probabilities of the candidates, and not only their logits.
@@ -69,12 +71,15 @@ class LatticeCorrector(Corrector):
 
     reads_log_z: bool = False
 
-    def __init__(self, spec: TargetSpec, candidates: int, sample: bool, weight: float) -> None:
+    def __init__(
+        self, spec: TargetSpec, candidates: int, sample: bool, weight: float, loss: CandidateLoss | None
+    ) -> None:
         check_candidates(candidates, spec)
         if not weight > 0:
             raise ValueError(f"weight must be positive, got {weight}")
         super().__init__(spec)
         self.candidates, self.sample, self.weight = candidates, sample, weight
+        self.candidate_loss = loss or CandidateCrossEntropy()
 
     @abstractmethod
     def transitions(self, hidden: Tensor, lattice: Lattice, anchor: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,6 +110,11 @@ class LatticeCorrector(Corrector):
         """The greedy path ``[N, K]`` where there is a cheaper way than all transitions, else None."""
         return None
 
+    @property
+    @override
+    def needs_target(self) -> bool:
+        return self.candidate_loss.needs_target
+
     @override
     def loss_weights(self, progress: float) -> tuple[float, float]:
         return 1.0, self.weight
@@ -122,7 +132,10 @@ class LatticeCorrector(Corrector):
         lattice = _with_gold(lattice, batch, missed, gold_logits)
         scores = self.given(batch.hidden, lattice, batch.previous, previous_logp).float()
         place = torch.where(missed, scores.shape[-1] - 1, is_gold.int().argmax(-1))
-        losses = F.cross_entropy(scores.flatten(0, 1), place.flatten(), reduction="none").view_as(batch.weights)
+        target_logits = None
+        if self.needs_target and batch.target_logits is not None:
+            target_logits = batch.target_logits(lattice.ids).flatten(0, 1)
+        losses = self.candidate_loss(scores.flatten(0, 1), place.flatten(), target_logits).view_as(batch.weights)
         numerator = (losses.masked_fill(~batch.counted, 0) * batch.weights).sum()
         # what was put into the last place for the loss cannot be chosen
         free = scores.detach().clone()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from specdraft.correctors.base import check_positive
+from specdraft.correctors.confidence import ConfidenceHead
 from specdraft.correctors.full_vocabulary import FullVocabularyCorrector, Step
 from specdraft.types import TargetSpec
 
@@ -30,10 +31,16 @@ class MarkovCorrector(FullVocabularyCorrector):
     Training is one parallel pass, but for the states of ``rnn``. Only the corrected logits enter the loss, as in
     DSpark: ``base_weight`` adds the drafter's own. Decoding walks the slots, each over the whole draft vocabulary.
 
+    With ``confidence`` a :class:`ConfidenceHead` of ``H + r + 1`` parameters learns how probable it is that each draft
+    is accepted, with weight 1 and the weights of the slots: ``1 - ||p - q||_1 / 2`` as published where the target's
+    distribution is extracted (sampled decoding at temperature 1), else whether the most probable token is the label
+    (greedy decoding). ``confidence_threshold`` of the decoding loop cuts what is verified.
+
     Args:
         spec: The target.
         kind: How the predecessor enters: vanilla, gated or rnn.
         rank: Width r.
+        confidence: Learn how probable it is that each draft is accepted.
         sample: At ``temperature > 0`` draw every draft from its corrected law; false proposes a point mass.
         base_weight: Weight of the drafter's own loss in joint training.
     """
@@ -43,6 +50,7 @@ class MarkovCorrector(FullVocabularyCorrector):
         spec: TargetSpec,
         kind: Literal["vanilla", "gated", "rnn"] = "vanilla",
         rank: int = 256,
+        confidence: bool = False,
         sample: bool = True,
         base_weight: float = 0.0,
     ) -> None:
@@ -57,6 +65,16 @@ class MarkovCorrector(FullVocabularyCorrector):
             self.gate_proj = nn.Linear(spec.hidden_size + rank, rank)
         elif kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + spec.hidden_size, 3 * rank)
+        self.confidence = ConfidenceHead(spec.hidden_size, rank) if confidence else None
+
+    @property
+    @override
+    def confidence_head(self) -> ConfidenceHead | None:
+        return self.confidence
+
+    @override
+    def confidence_logits(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        return None if self.confidence is None else self.confidence(hidden, self.predecessor(previous))
 
     @override
     def loss_weights(self, progress: float) -> tuple[float, float]:
@@ -114,4 +132,6 @@ class MarkovCorrector(FullVocabularyCorrector):
 
     @override
     def extra_state_for_checkpoint(self) -> dict[str, Any]:
-        return {"kind": self.kind, "rank": self.rank}
+        facts = {"kind": self.kind, "rank": self.rank}
+        # absent without it, as in checkpoints from before there was such a head
+        return facts if self.confidence is None else {**facts, "confidence": True}

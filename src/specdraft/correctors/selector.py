@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from specdraft.correctors.base import check_positive
+from specdraft.correctors.candidate_loss import CandidateLoss
 from specdraft.correctors.lattice import Lattice, LatticeCorrector
 from specdraft.types import TargetSpec
 
@@ -32,6 +33,7 @@ class SelectorCorrector(LatticeCorrector):
         codebooks: Learn a vector per token; false projects the frozen embeddings.
         sample: At ``temperature > 0`` sample the walk, as published; false proposes the greedy walk.
         weight: Weight of the corrector's loss beside the drafter's own in joint training.
+        loss: Loss of one slot's candidates, such as :class:`CandidateMargin`; null is cross-entropy.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class SelectorCorrector(LatticeCorrector):
         codebooks: bool = True,
         sample: bool = True,
         weight: float = 1.0,
+        loss: CandidateLoss | None = None,
     ) -> None:
         check_positive(rank=rank)
-        super().__init__(spec, candidates, sample, weight)
+        super().__init__(spec, candidates, sample, weight, loss)
         self.rank, self.codebooks = rank, codebooks
         self.hidden_projection = nn.Linear(spec.hidden_size, rank, bias=False)
         rows = (spec.vocab_size, spec.draft_vocab_size) if codebooks else (rank, rank)

@@ -150,7 +150,7 @@ class ChatDataModule(LightningDataModule):
         module = self.trainer.lightning_module if self.trainer is not None else None
         if module is not None:
             target = module.target  # type: ignore[union-attr]
-            needed = bool(module.objective.needs_last_hidden)  # type: ignore[union-attr]
+            needed = bool(module.needs_last_hidden)  # type: ignore[union-attr]
             if target is not self._target or needed != self._last_hidden:
                 self.connect(target, needed)
             if hasattr(target, "to"):

@@ -1,6 +1,7 @@
 """Decoding: sampling, lossless verification, the autoregressive baseline, the speculative loop and its policies."""
 
 from specdraft.decoding.autoregressive import autoregressive_decode
+from specdraft.decoding.confidence import ConfidenceCut, check_threshold, with_threshold
 from specdraft.decoding.engine import speculative_decode
 from specdraft.decoding.policy import BlockPolicy, FixedBlock, RunningSurvival, StaticTable, TunedPolicy
 from specdraft.decoding.policy_file import MadeFor, PolicyFile, load_policy
@@ -11,6 +12,7 @@ from specdraft.decoding.verify import Rule, verify, verify_greedy
 
 __all__ = [
     "BlockPolicy",
+    "ConfidenceCut",
     "DecodeResult",
     "FixedBlock",
     "MadeFor",
@@ -26,6 +28,7 @@ __all__ = [
     "TunedPolicy",
     "TunedTables",
     "autoregressive_decode",
+    "check_threshold",
     "load_policy",
     "next_tokens",
     "sample",
@@ -33,4 +36,5 @@ __all__ = [
     "to_probs",
     "verify",
     "verify_greedy",
+    "with_threshold",
 ]

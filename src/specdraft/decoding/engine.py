@@ -115,14 +115,14 @@ def speculative_decode(
         changed = False
         ended: list[tuple[int, list[int], int, int]] = []
         extent = emitted = 0
-        for place, (*tokens, kept_count, accepted) in enumerate(packet):
+        for place, (*tokens, kept_count, accepted, limit) in enumerate(packet):
             row = schedule.rows[place]
             if row is None:
                 continue
             extent = max(extent, row.length + kept_count)
             emitted += kept_count
             # drafts behind a stop token inside the accepted prefix, or past the limit, had no chance to count
-            drafted = kept_count - 1 if kept_count <= accepted else min(this.drafts, row.remaining - 1)
+            drafted = kept_count - 1 if kept_count <= accepted else limit
             ended.append((place, tokens[:kept_count], kept_count - 1, drafted))
             policy.observe(row.workload, size, drafted, kept_count - 1)
         for cache in caches:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdraft.cache import KeyValueCache
+from specdraft.decoding.confidence import offered
 from specdraft.decoding.graphs import Stage
 from specdraft.decoding.sampling import SamplingParams, to_probs
 from specdraft.decoding.schedule import Schedule
@@ -74,7 +75,8 @@ class Round:
     Attributes:
         drafts: Drafts K of a round.
         kept: ``[N]`` int64, tokens that the round emits per row, 0 in an empty one.
-        packet: ``[N, K + 3]`` int64: tokens, how many of them are kept, accepted length.
+        packet: ``[N, K + 4]`` int64: tokens, how many of them are kept, accepted length, most drafts that could be
+            accepted.
 
     Raises:
         ValueError: If the block does not fit the drafter.
@@ -83,6 +85,7 @@ class Round:
     hidden: Tensor
     logits: Tensor
     proposal: Proposal
+    limit: Tensor
     features: Tensor
     verdict: Verdict
     kept: Tensor
@@ -129,12 +132,13 @@ class Round:
 
     def _check(self, rows: RowState, cache: KeyValueCache) -> None:
         target = self.parts.target
-        out = target.forward(torch.cat([rows.anchor[:, None], self.proposal.tokens], 1), cache)
+        room = (rows.remaining - 1).clamp(0, self.drafts)
+        drafts, self.limit = offered(self.proposal, room, cache.static)
+        out = target.forward(torch.cat([rows.anchor[:, None], drafts.tokens], 1), cache)
         assert out.hidden is not None
         assert out.features is not None
         self.features = out.features
-        limit = (rows.remaining - 1).clamp(0, self.drafts)
-        self.verdict = self._verify(target.head(out.hidden), self.proposal, limit)
+        self.verdict = self._verify(target.head(out.hidden), drafts, self.limit)
 
     def _finish(self, rows: RowState, context: KeyValueCache) -> None:
         self.parts.drafter.extend(self.features, context)
@@ -145,7 +149,7 @@ class Round:
         first_stop = torch.where(stopped, self.places, self.drafts).amin(-1)
         # an empty row stays where it is
         self.kept = torch.where(rows.remaining > 0, torch.minimum(accepted, first_stop) + 1, 0)
-        self.packet = torch.cat([tokens, self.kept[:, None], accepted[:, None]], 1)
+        self.packet = torch.cat([tokens, self.kept[:, None], accepted[:, None], self.limit[:, None]], 1)
         rows.anchor.copy_(self.verdict.next_token)
         rows.remaining.sub_(self.kept)
 

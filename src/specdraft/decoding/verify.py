@@ -32,8 +32,9 @@ def verify(
         rule: ``token`` accepts draft by draft (arXiv 2211.17192); ``block`` accepts jointly, never fewer in
             expectation (arXiv 2403.10444). For ``q=None`` the two coincide.
         generator: Source of randomness, on the device of ``p``.
-        limit: ``[N]`` int64, most drafts to accept per row, chosen before the drafts were drawn. The token behind the
-            limit is drawn from ``p`` itself, so that a shorter round stays lossless.
+        limit: ``[N]`` int64, most drafts to accept per row. Whether it reaches draft k may depend on the drafts before
+            k, not on draft k: a limit is settled before that draft is drawn. The token behind it is drawn from ``p``
+            itself, so that a shorter round stays lossless.
 
     Returns:
         The accepted length and the next token.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specdraft.types import TargetSpec, check_taps, evenly_spaced_taps
+from specdraft.taps import check_taps, evenly_spaced_taps
+from specdraft.types import TargetSpec
 
 
 def describe(

@@ -10,7 +10,7 @@ from corrector_world import MAKERS, NAMES, World
 from decoding_stubs import StubDrafter, StubTarget
 
 from specdraft.correctors import NoCorrector
-from specdraft.decoding import Request, SamplingParams, speculative_decode, to_probs
+from specdraft.decoding import Request, SamplingParams, speculative_decode, to_probs, with_threshold
 
 
 @pytest.mark.parametrize("reduced", [False, True])
@@ -58,33 +58,45 @@ class RandomDrafter(StubDrafter):
         return table[start, :count]
 
 
-@pytest.mark.parametrize("sample_from_anchor", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_decoding_is_lossless(name, sample_from_anchor):
+def greedy(name: str, sample_from_anchor: bool, threshold: float = 0.0, **options: object):
     target = StubTarget()
     requests = [Request([1 + i, 2, 3 * i % 7], 18) for i in range(6)]
     done = speculative_decode(
         target,
         RandomDrafter(target, 5, sample_from_anchor),
-        corrector_for(target, name),
+        with_threshold(corrector_for(target, name, **options), threshold),
         target.head,
         requests,
         mask_token_id=target.spec.mask_token_id,
         concurrency=4,
     )
     assert [r.tokens for r in done.results] == [target.greedy(r.prompt_ids, 18) for r in requests]
+    return done
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("sample", [True, False])
-@pytest.mark.parametrize("name", ["vanilla", "rnn", "domino", "selector", "dcoco_first"])
-def test_sampled_decoding_is_lossless(name, sample, rule):
+@pytest.mark.parametrize("sample_from_anchor", [False, True])
+@pytest.mark.parametrize("name", ["none", *NAMES])
+def test_greedy_decoding_is_lossless(name, sample_from_anchor):
+    greedy(name, sample_from_anchor)
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.4])
+@pytest.mark.parametrize("name", ["vanilla", "gated", "rnn"])
+def test_greedy_decoding_cut_by_confidence_is_lossless(name, threshold):
+    done = greedy(name, False, threshold, confidence=True)
+    offered = [count for result in done.results for count in result.drafted]
+    assert min(offered) < 4
+    assert max(offered) > 0
+
+
+def sampled(name: str, rule: str, threshold: float = 0.0, **options: object):
+    """Decode and compare the first three tokens with the target's law."""
     count, params = 4000, SamplingParams(temperature=1.5)
     target = StubTarget(vocab=4, states=31)
     done = speculative_decode(
         target,
         RandomDrafter(target, 4),
-        corrector_for(target, name, sample=sample),
+        with_threshold(corrector_for(target, name, **options), threshold),
         target.head,
         [Request([1], 4)] * count,
         mask_token_id=3,
@@ -109,3 +121,19 @@ def test_sampled_decoding_is_lossless(name, sample, rule):
     chi = float(((seen - expected) ** 2 / expected.clamp(min=1e-9)).sum())
     p_value = 1 - float(torch.special.gammainc(torch.tensor(degrees / 2), torch.tensor(chi / 2)))
     assert p_value > 1e-3
+    return done
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("sample", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_sampled_decoding_is_lossless(name, sample, rule):
+    sampled(name, rule, sample=sample)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("sample", [True, False])
+@pytest.mark.parametrize("name", ["vanilla", "gated", "rnn"])
+def test_sampled_decoding_cut_by_confidence_is_lossless(name, sample, rule):
+    done = sampled(name, rule, 0.4, sample=sample, confidence=True)
+    assert len({count for result in done.results for count in result.drafted}) > 1

@@ -1,5 +1,4 @@
 import lzma
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ class Recorder(LightningModule):
     def __init__(self, needs_last_hidden=False):
         super().__init__()
         self.target = FakeTarget()
-        self.objective = SimpleNamespace(needs_last_hidden=needs_last_hidden)
+        self.needs_last_hidden = needs_last_hidden
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.seen, self.batches = [], []
 

@@ -40,14 +40,20 @@ def probability(law: dict[tuple[int, ...], Tensor], draft: tuple[int, ...]) -> f
 
 
 def enumerate_outcomes(p_law, q_law, vocab, depth, *, rule, point_mass=False, limit=None):
-    """Law of the first ``depth + 1`` emitted tokens, completed by the target itself, and the mean accepted length."""
+    """Law of the first ``depth + 1`` emitted tokens, completed by the target itself, and the mean accepted length.
+
+    ``limit`` may be a function of the draft.
+    """
     drafts = [d for d in itertools.product(range(vocab), repeat=depth) if probability(q_law, d) > 0]
     patterns = list(itertools.product([True, False], repeat=depth))
     cases = [(d, pattern) for d in drafts for pattern in patterns]
     p = torch.stack([along(p_law, d, depth + 1) for d, _ in cases])
     q = None if point_mass else torch.stack([along(q_law, d, depth) for d, _ in cases])
     tokens = torch.tensor([d for d, _ in cases])
-    limits = torch.full((len(cases),), depth if limit is None else limit)
+    if callable(limit):
+        limits = torch.tensor([limit(d) for d, _ in cases])
+    else:
+        limits = torch.full((len(cases),), depth if limit is None else limit)
     level, _ = thresholds(p, tokens, q, rule=rule, limit=limits)
     assert bool(((level >= 0) & (level <= 1)).all())
     passed = torch.tensor([pattern for _, pattern in cases])

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig, GraniteConfig, LlamaConfig, Qwen3Config, T5Config
 
+from specdraft.taps import evenly_spaced_taps
 from specdraft.targets.describe import describe
 from specdraft.targets.families import logit_multiplier, logit_softcap, refuse_unfit
-from specdraft.types import evenly_spaced_taps
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+from specdraft.taps import evenly_spaced_taps
 from specdraft.targets import HFTarget
 from specdraft.targets.packing import PackedLinear, can_pack
-from specdraft.types import DecodingTarget, TargetSpec, evenly_spaced_taps
+from specdraft.types import DecodingTarget, TargetSpec
 
 SIZES = dict(
     vocab_size=97,
