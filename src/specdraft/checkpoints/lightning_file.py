@@ -50,10 +50,13 @@ def from_content(content: Content, where: str) -> DraftCheckpoint:
         spec["max_position_embeddings"],
         facts.get("scales") or {},
     )
+    notes = [] if "scales" in facts else ["written before the target's scaling was stored; taken for none"]
+    if known.get("confidence"):
+        notes.append("the confidence head is left out: it only shortens drafts, and no format has its temperatures")
     corrector = corrector_part(
         known["class"],
-        {name: value for name, value in known.items() if name != "class"},
-        _under(state, "corrector."),
+        {name: value for name, value in known.items() if name not in ("class", "confidence")},
+        {name: value for name, value in _under(state, "corrector.").items() if not name.startswith("confidence.")},
         _candidates(content),
     )
     ids = state.get("draft_token_ids")
@@ -65,7 +68,7 @@ def from_content(content: Content, where: str) -> DraftCheckpoint:
         corrector,
         ids if ids is not None and len(ids) else None,
         _training(content),
-        () if "scales" in facts else ("written before the target's scaling was stored; taken for none",),
+        tuple(notes),
     )
 
 

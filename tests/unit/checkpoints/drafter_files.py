@@ -30,6 +30,7 @@ SCALES = {"embedding": 1.0, "multiplier": 1.0, "softcap": None}
 CORRECTORS: dict[str, Any] = {
     "none": NoCorrector,
     "vanilla": lambda spec: MarkovCorrector(spec, "vanilla", rank=6),
+    "rated": lambda spec: MarkovCorrector(spec, "vanilla", rank=6, confidence=True),
     "gated": lambda spec: MarkovCorrector(spec, "gated", rank=6),
     "rnn": lambda spec: MarkovCorrector(spec, "rnn", rank=6),
     "domino": lambda spec: DominoCorrector(spec, hidden=7, rank=6),

@@ -301,6 +301,13 @@ def test_confidence_heads_are_left_out_with_a_note(tmp_path: Path) -> None:
     assert_same(found, made("vanilla", **SHIFTED))
 
 
+def test_confidence_head_of_a_run_is_left_out_with_a_note(tmp_path: Path) -> None:
+    checkpoint = made("rated", **SHIFTED)
+    assert "confidence head" in checkpoint.notes[0]
+    assert set(checkpoint.corrector.weights) == {"predecessor.weight", "output.weight"}
+    assert_same(exported(checkpoint, "deepspec", tmp_path / "out"), checkpoint)
+
+
 def test_scales_of_the_target(tmp_path: Path) -> None:
     before = made()
     before.target.scales.update(embedding=5.5, softcap=30.0)
