@@ -51,6 +51,8 @@ class DFlash(Drafter):
         intermediate_size: Width of the MLP; None takes the target's.
         rope_parameters: Rotary embedding as transformers names it; None takes the target's.
         init_std: Standard deviation of the initial linear weights.
+        dropout: Share of the values dropped, while training, from the fused context and from what attention and MLP
+            add: more acceptance where a few thousand conversations are seen many times. Decoding knows nothing of it.
 
     Raises:
         ValueError: If a size is out of range, the heads do not group, or the rotary embedding is not supported.
@@ -73,6 +75,7 @@ class DFlash(Drafter):
         intermediate_size: int | None = None,
         rope_parameters: dict[str, Any] | None = None,
         init_std: float = 0.02,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(spec, block_size, sample_from_anchor)
         self.causal = causal
@@ -83,6 +86,8 @@ class DFlash(Drafter):
         self.intermediate_size = spec.intermediate_size if intermediate_size is None else intermediate_size
         self.rope_parameters = spec.rope_parameters if rope_parameters is None else rope_parameters
         self.init_std = init_std
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a share of the values, 0 <= dropout < 1, got {dropout}")
         self._check_sizes(num_layers)
         size, eps = spec.hidden_size, spec.rms_norm_eps
         heads = (self.num_attention_heads, self.num_key_value_heads, self.head_dim)
@@ -90,8 +95,9 @@ class DFlash(Drafter):
         self.tap_mix = nn.Parameter(torch.zeros(num_layers, len(spec.taps))) if layer_fusion else None
         self.fc = nn.Linear(size if layer_fusion else spec.feature_size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps)
+        self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            Layer(Projections(size, *heads, eps), size, self.intermediate_size, eps) for _ in range(num_layers)
+            Layer(Projections(size, *heads, eps), size, self.intermediate_size, eps, dropout) for _ in range(num_layers)
         )
         self.norm = RMSNorm(size, eps)
         self.rope = RotaryEmbedding(self.rope_parameters, self.head_dim)
@@ -149,11 +155,11 @@ class DFlash(Drafter):
             features, weight = self._tap_norms(features, affine=True), None
         if self.tap_mix is None:
             fused = self.fc(features) if weight is None else F.linear(features, weight)
-            return [self.hidden_norm(fused)] * self.num_layers
+            return [self.dropout(self.hidden_norm(fused))] * self.num_layers
         mixed = torch.einsum(
             "nlth,dt->dnlh", features.unflatten(-1, (len(self.spec.taps), -1)), self.tap_mix.softmax(-1)
         )
-        return list(self.hidden_norm(self.fc(mixed)))
+        return list(self.dropout(self.hidden_norm(self.fc(mixed))))
 
     def _tap_norms(self, features: Tensor, affine: bool) -> Tensor:
         """Every tap of ``[N, n, T * H]`` normalised on its own."""

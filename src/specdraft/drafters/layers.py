@@ -99,14 +99,18 @@ class Layer(nn.Module):
         hidden_size: Width H.
         intermediate_size: Width of the MLP.
         eps: Epsilon of the norms.
+        dropout: Share of the values dropped, while training, from what attention and MLP add to the stream.
     """
 
-    def __init__(self, attention: Projections, hidden_size: int, intermediate_size: int, eps: float) -> None:
+    def __init__(
+        self, attention: Projections, hidden_size: int, intermediate_size: int, eps: float, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.self_attn = attention
         self.mlp = MLP(hidden_size, intermediate_size)
         self.input_layernorm = RMSNorm(hidden_size, eps)
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, rope: Rope, attend: Attend, context: tuple[Tensor, Rope] | None = None) -> Tensor:
         """Run the layer over the block tokens.
@@ -123,5 +127,5 @@ class Layer(nn.Module):
         inner = self.input_layernorm(hidden)
         past = None if context is None else self.self_attn.keys_values(*context)
         attended = attend(self.self_attn.queries(inner, rope), self.self_attn.keys_values(inner, rope), past)
-        hidden = hidden + self.self_attn.o_proj(attended.flatten(2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.dropout(self.self_attn.o_proj(attended.flatten(2)))
+        return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))

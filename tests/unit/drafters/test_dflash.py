@@ -160,6 +160,7 @@ def test_bfloat16_parameters_keep_exact_rotations(make_blocks, spec) -> None:
         ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads do not divide into 3 groups"),
         ({"block_size": 1}, "block_size 1 leaves nothing to draft"),
+        ({"dropout": 1.0}, "0 <= dropout < 1, got 1.0"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
     ],
 )
@@ -229,3 +230,15 @@ def test_folding_the_tap_norms_into_fc_changes_no_value_and_no_gradient(make_blo
     folded = drafter.fuse(features)[0]
     torch.testing.assert_close(folded, wanted)
     torch.testing.assert_close(torch.autograd.grad((folded * probe).sum(), parameters), gradients)
+
+
+def test_dropout_disturbs_training_alone(make_blocks, spec) -> None:
+    blocks = make_blocks().tensors()
+    drafter = DFlash(spec, num_layers=2, block_size=4, dropout=0.5)
+    plain = DFlash(spec, num_layers=2, block_size=4)
+    plain.load_state_dict(drafter.state_dict())  # dropout leaves no names in a checkpoint
+    features = make_blocks().features
+    context = drafter.train().fuse(features)[0]
+    assert 0.3 < (context == 0).float().mean() < 0.7
+    assert not torch.equal(drafter(*blocks), plain(*blocks))
+    torch.testing.assert_close(drafter.eval()(*blocks), plain(*blocks), atol=0, rtol=0)
