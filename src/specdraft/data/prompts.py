@@ -41,7 +41,7 @@ def build_prompts(split: Split) -> list[PromptRow]:
     """All prompts of one split, families interleaved so that every prefix holds them in proportion.
 
     Args:
-        split: ``train`` (6,023 prompts) or ``heldout`` (64, on words and scenarios that training never uses).
+        split: ``train`` (14,967 prompts) or ``heldout`` (64, on words and scenarios that training never uses).
 
     Raises:
         ValueError: If the split has another name.

@@ -10,7 +10,7 @@ from specdraft.data.prompt_families import arithmetic
 from specdraft.data.prompt_families.words import bank, draw_distinct, plural, with_article
 from specdraft.data.prompts import PromptRow, build_prompts
 
-TRAIN = {"arithmetic": 2000, "lists": 1200, "rewriting": 1000, "code": 800, "questions": 1000}
+TRAIN = {"arithmetic": 6500, "lists": 2670, "rewriting": 2800, "code": 1200, "questions": 1800}
 HELDOUT = {"arithmetic": 20, "lists": 12, "rewriting": 10, "code": 10, "questions": 12}
 
 
@@ -74,7 +74,7 @@ def test_every_prefix_is_balanced(train: list[PromptRow]) -> None:
 def test_order_is_pinned(train: list[PromptRow], heldout: list[PromptRow]) -> None:
     # stored answers refer to these ids: whoever edits a prompt regenerates the answers and updates the digests
     digests = [hashlib.sha256("\n".join(row.id for row in rows).encode()).hexdigest()[:16] for rows in (train, heldout)]
-    assert digests == ["4ee35b0d136541de", "5a9e1d6b0c161a2e"]
+    assert digests == ["c1393fd859a5dc57", "5a9e1d6b0c161a2e"]
 
 
 def test_the_build_is_repeatable_and_ids_follow_the_text(train: list[PromptRow]) -> None:

@@ -196,10 +196,10 @@ def _fill(kind: str, template: str, rng: random.Random, reserved: bool) -> str:
 
 
 def train() -> list[str]:
-    """2,000 problems; every template gets the same share."""
+    """6,500 problems; every template gets the same share."""
     rng = random.Random("arithmetic/train")
     pairs = [(kind, template) for kind, templates in TEMPLATES.items() for template in templates]
-    return shuffled(rng, draw_distinct(2000, lambda i: _fill(*pairs[i % len(pairs)], rng, reserved=False)))
+    return shuffled(rng, draw_distinct(6500, lambda i: _fill(*pairs[i % len(pairs)], rng, reserved=False)))
 
 
 def heldout() -> list[str]:

@@ -13,6 +13,10 @@ FUNCTION_TASKS = [
     "Show me short Python code for a function that {does}.",
     "Complete this Python function, which {does}:\n\ndef {sig}:",
     "Write a Python function called {name} that {does}, and show one example call.",
+    "How do I write a Python function that {does}?",
+    "Give me a Python function that {does}, with a short docstring.",
+    "Define a function `{name}` in Python. It {does}. Explain the code briefly.",
+    "I need a small Python program with a function `{sig}` that {does}.",
 ]
 # signature | what it does
 FUNCTIONS = lines("""
@@ -125,7 +129,7 @@ HELDOUT = lines("""
 
 
 def train() -> list[str]:
-    """About 800 prompts: functions, classes, loops and containers."""
+    """About 1,250 prompts: functions, classes, loops and containers."""
     rng = random.Random("code/train")
     prompts = []
     for entry in FUNCTIONS:
@@ -137,7 +141,7 @@ def train() -> list[str]:
         attributes = attributes.replace(", ", " and ")
         prompts += [t.format(name=name, a_name=a_name, attributes=attributes, method=method) for t in CLASS_TASKS]
     for row, task in enumerate(LOOP_TASKS):
-        prompts += [task.format(x=x, y=y) for x in (1, 2 + row, 10) for y in (15 + row, 20 + 5 * row)]
+        prompts += [task.format(x=x, y=y) for x in (1, 2 + row, 8, 10) for y in (15 + row, 20 + 5 * row, 50)]
     prompts += [task.format(things=things) for task in CONTAINER_TASKS for things in THINGS]
     return shuffled(rng, prompts)
 

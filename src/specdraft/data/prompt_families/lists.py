@@ -17,6 +17,11 @@ PHRASINGS = [
     "Name three {topic} and describe each in a few words.",
     "I need a short list of {topic}. Give me five.",
     "Make a bulleted list of four {topic}.",
+    "Tell me five {topic}.",
+    "Which {topic} do you know? Name four.",
+    "Give me a list of seven {topic}.",
+    "Please list three {topic} with one sentence about each.",
+    "Write down four {topic}, separated by commas.",
 ]
 TOPICS = bank("""
     fruits, vegetables, farm animals, wild animals, sea animals, birds, insects, reptiles, dog breeds, flowers, trees,
@@ -67,11 +72,9 @@ HELDOUT = lines("""
 
 
 def train() -> list[str]:
-    """1,200 prompts over every topic."""
-    # each topic meets the phrasings from a different start, so that the cut below stays even over both
-    count = len(PHRASINGS)
-    prompts = [PHRASINGS[(k + row) % count].format(topic=t) for k in range(count) for row, t in enumerate(TOPICS)]
-    return shuffled(random.Random("lists/train"), prompts[:1200])
+    """Every topic in every phrasing, about 2,600 prompts."""
+    prompts = [phrasing.format(topic=topic) for phrasing in PHRASINGS for topic in TOPICS]
+    return shuffled(random.Random("lists/train"), prompts)
 
 
 def heldout() -> list[str]:

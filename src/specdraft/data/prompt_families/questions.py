@@ -12,6 +12,10 @@ CONCEPT_TASKS = [
     "Explain to a child what {concept} is.",
     "What is {concept}? Answer in simple words.",
     "Tell me one interesting fact about {concept}.",
+    "How would you describe {concept} to a friend?",
+    "Write two sentences about {concept}.",
+    "What should everybody know about {concept}?",
+    "In a few words, what is {concept}?",
 ]
 CONCEPTS = bank("""
     gravity, photosynthesis, evaporation, friction, electricity, magnetism, energy, sound, light, heat, pressure,
@@ -32,6 +36,9 @@ HOWTO_TASKS = [
     "Give me three short steps to {action}.",
     "What is the easiest way to {action}?",
     "What do I need to {action}?",
+    "Can you teach me to {action}?",
+    "Explain briefly how to {action}.",
+    "What mistakes should I avoid when I want to {action}?",
 ]
 ACTIONS = bank("""
     boil an egg, make a cup of tea, cook rice, bake bread, peel garlic, ripen an avocado, store fresh herbs,
@@ -55,6 +62,9 @@ COUNTRY_TASKS = [
     "On which continent is {country}?",
     "What language do people speak in {country}?",
     "Which food is {country} famous for?",
+    "Name one famous building in {country}.",
+    "Which currency is used in {country}?",
+    "Describe {country} in two sentences.",
 ]
 WORDS = bank("""
     hot, big, happy, fast, old, light, early, strong, full, rich, easy, clean, loud, wet, sharp, brave, polite, deep,
@@ -64,6 +74,8 @@ WORD_TASKS = [
     'What is the opposite of "{word}"?',
     'Give a synonym of "{word}".',
     'Use the word "{word}" in a sentence.',
+    'What does the word "{word}" mean?',
+    'Write a short sentence with "{word}" and its opposite.',
 ]
 FACTS = lines("""
     How many days are in a leap year? / How many sides does a hexagon have? / How many legs does a spider have?
@@ -100,7 +112,7 @@ HELDOUT = lines("""
 
 
 def train() -> list[str]:
-    """About 1,000 questions."""
+    """About 1,850 questions."""
     prompts = [task.format(concept=concept) for task in CONCEPT_TASKS for concept in CONCEPTS]
     prompts += [task.format(action=action) for task in HOWTO_TASKS for action in ACTIONS]
     prompts += [task.format(country=country) for task in COUNTRY_TASKS for country in COUNTRIES]
