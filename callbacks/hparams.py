@@ -49,8 +49,9 @@ class HParams(Callback):
 
         self._written = True
         # the metrics' values given here are not used; SummaryWriter.add_hparams would log them in a run of its own
+        file = writer._get_file_writer()  # opened at the first use
         for summary in hparams({**columns(trainer, module), **self.extra}, dict.fromkeys(METRICS, 0.0)):
-            writer.file_writer.add_summary(summary)
+            file.add_summary(summary)
 
 
 def columns(trainer: Trainer, module: Any) -> dict[str, Value]:

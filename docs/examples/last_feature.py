@@ -30,7 +30,8 @@ class LastFeature(Drafter):
     def _block(self, context: Tensor, embeds: Tensor) -> Tensor:
         """``[..., H]`` context and ``[..., b, H]`` embeddings to ``[..., b, H]``; training and decoding share it."""
         mixed = embeds + context[..., None, :] + self.slot[: embeds.shape[-2]]
-        return self.norm(mixed + self.mlp(mixed))
+        out: Tensor = self.norm(mixed + self.mlp(mixed))
+        return out
 
     @override
     def forward(
