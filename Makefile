@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart test lint benchmarks ablation-dscout ablation-correctors clean
+.PHONY: install quickstart test lint docs benchmarks ablation-dscout ablation-correctors clean
 
 install: $(STAMP)
 
@@ -64,6 +64,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the pages of docs/ into build/site; a warning is an error
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # ratios of decoding and training, written to benchmarks/RESULTS.md; CHECKPOINT=... takes a trained drafter
 benchmarks: $(STAMP)

@@ -41,9 +41,18 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "machine": platform.machine(),
+        "cpu": _cpu(),
         "threads": torch.get_num_threads(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def _cpu() -> str:
+    """Model of the processor, empty where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""What a measurement looks like: table, figure and marked text."""
+"""What a measurement looks like as text: table and marked answers."""
 
 from __future__ import annotations
 
@@ -39,22 +39,6 @@ def summary_table(values: dict[str, float], how: str) -> str:
         lines.append(f"{'survival':<12}" + "".join(f"{values[f'decode/survival_at/{k}']:7.3f}" for k in ks))
     width = max(map(len, lines))
     return "\n".join(["-" * width, *lines, f"({how}; {get('decode/num_prompts'):.0f} prompts)", "-" * width])
-
-
-def acceptance_figure(survival: list[float], acceptance: list[float]) -> Any | None:
-    """Figure of survival and conditional acceptance per draft position; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(5, 3), layout="constrained")
-    axes = figure.subplots()
-    positions = range(1, len(survival) + 1)
-    axes.bar(positions, survival, color="#9ecae1", label="survival $P(A \\geq k)$")
-    axes.plot(positions, acceptance, "o-", color="#08519c", label="acceptance given the prefix")
-    axes.set(xlabel="draft position k", ylabel="probability", ylim=(0, 1), xticks=list(positions))
-    axes.legend(frameon=False)
-    return figure
 
 
 def token_groups(tokens: list[int], accepted: list[int]) -> list[tuple[list[int], list[int]]]:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from typing_extensions import override
 
 from specdraft.bootstrap import FIELDS
+from specdraft.callbacks.decoded_views import draw, write_samples
 from specdraft.callbacks.prompt_counts import counts, digest, write_counts
-from specdraft.callbacks.report import acceptance_figure, marked_sample, summary_table
+from specdraft.callbacks.report import summary_table
+from specdraft.callbacks.writer import tensorboard_writer
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
     BlockPolicy,
@@ -43,7 +44,8 @@ class SpeculativeDecoding(Callback):
     ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k``, ``exposure_gap`` (teacher-forced
     ``val/mat`` minus ``decode/mat``) and, when greedy, ``lossless``: the fraction of outputs that equal the baseline's
     token for token; ``offered_drafts``, the drafts per round that could have been accepted; ``corrector_parameters``.
-    A figure of the acceptance per position and a sample with accepted and corrected tokens marked go to TensorBoard.
+    Figures (acceptance per position, accepted lengths, latency of a round) and an answer per family with its accepted
+    drafts marked go to TensorBoard.
     ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every value. What became of each prompt is written to
     ``decoded/SPLIT-STEP.csv`` in the run's folder, for the paired intervals of ``specdraft compare``.
 
@@ -172,18 +174,18 @@ class SpeculativeDecoding(Callback):
 
     # ------------------------------------------------------------------ measuring
 
-    def _requests(self, trainer: Trainer, module: Any, split: str) -> tuple[list[Request], list[str]]:
-        """The prompts of all ranks, in the order in which they are dealt, and their families."""
+    def _requests(self, trainer: Trainer, module: Any, split: str) -> tuple[list[Request], list[str], list[str]]:
+        """The prompts of all ranks, in the order in which they are dealt, their families and texts."""
         prompts = trainer.datamodule.prompts(split)  # type: ignore[attr-defined]
         if not prompts:
             raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
         chosen = dealt(prompts, [prompt.family for prompt in prompts], self.num_prompts)
         stops = module.target.stop_token_ids
         requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops, prompt.family) for prompt in chosen]
-        return requests, [prompt.family for prompt in chosen]
+        return requests, [prompt.family for prompt in chosen], [prompt.text for prompt in chosen]
 
     def _measure(self, trainer: Trainer, module: Any, split: str) -> dict[str, float]:
-        everything, all_families = self._requests(trainer, module, split)
+        everything, all_families, texts = self._requests(trainer, module, split)
         mine = slice(trainer.global_rank, None, trainer.world_size)
         requests, families = everything[mine], all_families[mine]
         module.calibrate()  # to the teacher-forced part of this validation, which is over
@@ -213,7 +215,9 @@ class SpeculativeDecoding(Callback):
                 generator=generator,
             )
         module.train(training)
-        self._show(trainer, module, drafted)
+        if writer := tensorboard_writer(trainer):
+            prompts = list(zip(families, texts[mine], strict=True))
+            write_samples(writer, module.target.tokenizer, prompts, drafted.results, trainer.global_step)
         self._keep(trainer, module.device, split, everything, all_families, baseline, drafted)
         largest = max(policy.sizes) if policy is not None else self.block_size or drafter.block_size
         return self._values(trainer, module, baseline, drafted, families, largest)
@@ -319,29 +323,9 @@ class SpeculativeDecoding(Callback):
             value = float(metric.compute())
             if math.isfinite(value) and value > 0:
                 values[f"decode/mat_family/{family}"] = value
-        self._figure(trainer, computed)
+        if writer := tensorboard_writer(trainer):
+            draw(writer, computed, values, trainer.global_step)
         return values
-
-    def _figure(self, trainer: Trainer, computed: dict[str, Tensor]) -> None:
-        writer = _tensorboard(trainer)
-        figure = acceptance_figure(computed["survival"].tolist(), computed["acceptance"].tolist()) if writer else None
-        if writer is not None and figure is not None:
-            writer.add_figure("decode/acceptance", figure, trainer.global_step)
-
-    def _show(self, trainer: Trainer, module: Any, drafted: DecodeResult) -> None:
-        writer = _tensorboard(trainer)
-        if writer is not None and drafted.results:
-            text = marked_sample(module.target.tokenizer, drafted.results[0].tokens, drafted.results[0].accepted)
-            writer.add_text("decode/sample", text, trainer.global_step)
-
-
-def _tensorboard(trainer: Trainer) -> Any | None:
-    """The TensorBoard writer of rank 0, if there is one."""
-    for logger in trainer.loggers:
-        writer = getattr(logger, "experiment", None)
-        if trainer.is_global_zero and hasattr(writer, "add_figure"):
-            return writer
-    return None
 
 
 def _sum_over_ranks(trainer: Trainer, device: torch.device, values: list[float]) -> list[float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +42,7 @@ class Run:
         values: Logged value by tag.
         made_with: Facts that two runs must share for their decoded values to be comparable.
         counts: What became of every prompt, where the run kept it.
+        folder: Where the run lies.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Run:
     values: dict[str, float]
     made_with: dict[str, Any] = field(default_factory=dict)
     counts: Counts = field(default_factory=dict)
+    folder: Path = Path()
 
 
 def compare(
@@ -78,11 +82,11 @@ def compare(
     print(table(found, format, gains))
     if format == "md" and any(gains):
         print(f"\nref is {base.name}; intervals: 95 %, bootstrap over {len(base.counts)} prompts, pairs with ref")
-    warnings = differences(found)
-    if warnings and format == "md":
-        print("\nNOT comparable in every column:\n" + "\n".join(f"- {line}" for line in warnings))
+    if warnings := differences(found):
+        text = "\nNOT comparable in every column:\n" + "\n".join(f"- {line}" for line in warnings)
+        print(text, file=sys.stdout if format == "md" else sys.stderr)  # what a program reads stays clean
     if plot:
-        figure(found).savefig(plot, dpi=150)
+        figure(found, gains).savefig(plot, dpi=150)
 
 
 def read_runs(folders: list[str], at: Literal["best", "last"] = "best") -> list[Run]:
@@ -126,7 +130,7 @@ def _read(place: Path, at: str) -> Run | None:
                 values[tag] = float(same[-1])
     # a validation inside an epoch is logged one step before the trainer's own count, which names the file
     counts = read_counts(place, int(chosen.step) + 1)
-    return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place), counts)
+    return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place, counts), counts, place)
 
 
 def reference_run(runs: list[Run], name: str | None) -> Run:
@@ -165,7 +169,7 @@ def intervals(run: Run, reference: Run) -> dict[str, float | tuple[float, float]
     return {name: value for name, value in out.items() if value is not None}
 
 
-def _facts(place: Path) -> dict[str, Any]:
+def _facts(place: Path, counts: Counts) -> dict[str, Any]:
     """Target, held-out data, how it was decoded, and the machine; what a run does not tell is left out."""
     facts: dict[str, Any] = {}
     if (place / "config.yaml").is_file():
@@ -179,7 +183,10 @@ def _facts(place: Path) -> dict[str, Any]:
                 facts |= {name: callback["init_args"].get(name) for name in _MEASUREMENT}
     if (place / "provenance.json").is_file():
         provenance = json.loads((place / "provenance.json").read_text(encoding="utf-8"))
-        facts |= {name: provenance[name] for name in ("machine", "threads", "devices") if name in provenance}
+        facts |= {name: provenance[name] for name in ("machine", "cpu", "threads", "devices") if name in provenance}
+    if counts:  # the same file may have changed: what was decoded is known by its tokens
+        digest = hashlib.sha256(" ".join(sorted(counts)).encode()).hexdigest()[:8]
+        facts["decoded prompts"] = f"{len(counts)} ({digest})"
     return facts
 
 
@@ -248,8 +255,12 @@ def _text(name: str, value: float | tuple[float, float] | None) -> str:
     return f"{value:.0f}" if name.endswith("parameters") else f"{value:.3f}"
 
 
-def figure(runs: list[Run]) -> Any:
-    """Bars of MAT and speed-up, one per run.
+def figure(runs: list[Run], gains: list[dict[str, float | tuple[float, float]]] | None = None) -> Any:
+    """Bars of MAT and speed-up, one per run, with their values and, where known, 95 % intervals.
+
+    Args:
+        runs: The runs.
+        gains: Intervals of each run, see :func:`intervals`.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -258,13 +269,28 @@ def figure(runs: list[Run]) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("--plot needs matplotlib: pip install 'specdraft[plot]'") from error
-    out = Figure(figsize=(8, 0.5 * len(runs) + 1.5), layout="constrained")
-    left, right = out.subplots(1, 2, sharey=True)
+    gains = gains or [{} for _ in runs]
+    out = Figure(figsize=(9, 0.5 * len(runs) + 1.5), layout="constrained")
+    panels = out.subplots(1, 2, sharey=True)
     names = [run.name for run in runs]
-    left.barh(names, [run.values["decode/mat"] for run in runs], color="#08519c")
-    left.set(xlabel="MAT (bonus counted)")
-    right.barh(names, [run.values.get("decode/speedup", 0.0) for run in runs], color="#9ecae1")
-    right.axvline(1, color="black", linewidth=0.8)
-    right.set(xlabel="speed-up over lean AR")
-    left.invert_yaxis()
+    columns = (
+        ("decode/mat", "MAT 95 %", "MAT (bonus counted)", "#6baed6"),
+        ("decode/speedup", "speed-up 95 %", "speed-up over lean AR", "#9ecae1"),
+    )
+    for axes, (tag, column, label, color) in zip(panels, columns, strict=True):
+        values = [run.values.get(tag, 0.0) for run in runs]
+        axes.barh(names, values, color=color)
+        ends = [0.0] * len(runs)
+        for place, (value, gain) in enumerate(zip(values, gains, strict=True)):
+            found = gain.get(column)
+            ends[place] = max(value, found[1]) if isinstance(found, tuple) else value
+            if isinstance(found, tuple):
+                axes.plot(found, (place, place), color="black", linewidth=1.2, marker="|")
+            axes.text(ends[place], place, f"  {value:.2f}", va="center", fontsize="small")
+        axes.set(xlabel=label, xlim=(0, 1.18 * max(ends, default=1) or 1))
+    panels[1].axvline(1, color="black", linewidth=0.8, linestyle=":")
+    panels[0].invert_yaxis()
+    if different := differences(runs):
+        facts = ", ".join(line.split(":")[0] for line in different)
+        out.suptitle(f"not comparable in every respect: {facts}", color="#a50f15", fontsize="small")
     return out

@@ -38,6 +38,20 @@ class Corrected:
         """Loss normalised over this batch alone."""
         return self.numerator / torch.where(self.denominator > 0, self.denominator, 1)
 
+    def choices(self, blocks: BlockBatch) -> dict[str, Tensor]:
+        """What was predicted, for metrics outside of the module.
+
+        ``anchors`` ``[N, A]``, and each ``[N, A, B]``: ``predicted`` (with the corrector) and ``base_predicted``
+        (without), -1 where not supervised, ``labels``, all int64, and ``supervised``, bool.
+        """
+        return {
+            "anchors": blocks.anchors,
+            "predicted": self.predicted_ids,
+            "base_predicted": self.base.predicted_ids,
+            "labels": blocks.labels,
+            "supervised": blocks.supervised,
+        }
+
 
 @dataclass
 class TeacherForced:

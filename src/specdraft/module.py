@@ -264,7 +264,8 @@ class DraftingModule(LightningModule):
         self.log("train/grad_norm", norm)
 
     @override
-    def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Update the metrics; callbacks get what :meth:`Corrected.choices` gives in ``on_validation_batch_end``."""
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
             blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
@@ -275,6 +276,7 @@ class DraftingModule(LightningModule):
         self.val_metrics.update(blocks, *drafts, ranks, batch.families, out.confidence)
         for name, value in out.parts.items():
             self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch.input_ids), sync_dist=True)
+        return out.choices(blocks)
 
     def calibrate(self) -> None:
         """Fit the temperatures of the confidences to this validation, before drafts are cut by them; never in tests."""
@@ -294,16 +296,11 @@ class DraftingModule(LightningModule):
 
     @override
     def predict_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Teacher-forced drafts: predicted ids, labels and supervision, each ``[N, A, B]``, for offline analysis."""
+        """Teacher-forced drafts for offline analysis, see :meth:`specdraft.correction.Corrected.choices`."""
         batch = self._with_features(batch)
         blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
         out, _ = self._corrected(batch, blocks)
-        return {
-            "anchors": blocks.anchors,
-            "predicted": out.predicted_ids,
-            "labels": blocks.labels,
-            "supervised": blocks.supervised,
-        }
+        return out.choices(blocks)
 
     def _with_features(self, batch: DraftBatch) -> DraftBatch:
         wants_last = self.needs_last_hidden

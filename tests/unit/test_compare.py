@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from specdraft.compare import compare, differences, intervals, read_runs, reference_run, table
+from specdraft.compare import compare, differences, figure, intervals, read_runs, reference_run, table
 
 CONFIG = """
 trainer:
@@ -69,6 +69,21 @@ def test_runs_measured_otherwise_are_told_apart(runs: Path, capsys: pytest.Captu
     assert "NOT comparable" in capsys.readouterr().out
 
 
+def test_figure_shows_the_numbers_and_says_what_differs(runs: Path) -> None:
+    write_counts(runs / "none" / "version_0", 1, [0, 5, 10, 20])
+    write_run(runs / "hot" / "version_0", [3.0], temperature=1.0)
+    found = read_runs([str(runs)])
+    gains = [intervals(run, found[0]) for run in found]
+    drawn = figure(found, gains)
+    left, right = drawn.axes
+    assert [bar.get_width() for bar in left.patches] == [2.0, 3.0, 1.5]
+    assert [text.get_text().strip() for text in right.texts] == ["1.00", "1.50", "0.75"]
+    (whisker,) = left.lines  # one run kept its prompts
+    assert tuple(whisker.get_xdata()) == gains[2]["MAT 95 %"]
+    assert drawn.get_suptitle() == "not comparable in every respect: temperature"
+    assert figure(found[:1]).get_suptitle() == ""
+
+
 def test_missing_folders_and_runs_are_named(runs: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder .*gone"):
         read_runs([str(runs / "gone")])
@@ -112,6 +127,27 @@ def test_runs_on_other_prompts_have_no_gain(runs: Path) -> None:
     write_counts(runs / "dcoco" / "version_0", 1, [5, 10, 15])
     found = read_runs([str(runs)])
     assert set(intervals(found[0], found[1])) == {"MAT 95 %", "speed-up 95 %"}
+
+
+def test_other_prompts_under_one_name_are_told_apart(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, prompts in (("none", "other"), ("dcoco", "p")):
+        write_counts(runs / name / "version_0", 1, [0, 5, 10], prompts=prompts)
+    (line,) = differences(read_runs([str(runs)]))
+    assert line.startswith("decoded prompts: ")
+    assert line.count('"3 (') == 2
+    for format in ("csv", "json"):  # what a program reads stays clean
+        compare(str(runs), format=format)  # type: ignore[arg-type]
+        printed = capsys.readouterr()
+        assert "NOT comparable" not in printed.out
+        assert "NOT comparable" in printed.err
+        assert "decoded prompts" in printed.err
+
+
+def test_other_processors_are_told_apart(runs: Path) -> None:
+    for name, cpu in (("none", "A"), ("dcoco", "B")):
+        facts = {"machine": "x86_64", "cpu": cpu, "threads": 2, "devices": []}
+        (runs / name / "version_0" / "provenance.json").write_text(json.dumps(facts))
+    assert differences(read_runs([str(runs)])) == ['cpu: "B" in dcoco/version_0; "A" in none/version_0']
 
 
 def test_runs_without_counts_show_what_they_logged(runs: Path) -> None:

@@ -1,0 +1,112 @@
+"""Every command, configuration and link of README and docs holds against the code."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from documented import PAGES, ROOT, commands, fenced, lines_with
+from jsonargparse import capture_parser
+
+from specdraft import cli
+
+TRAINING = ("fit", "validate", "test", "predict")
+ALL = sorted({tuple(words) for page in PAGES for words in commands(page)})
+IMPORTS = "from torch import Tensor\nfrom specdraft.objectives import Scores, Weighting\n"
+IMPORTS += "from specdraft.types import BlockBatch\n"
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["specdraft"])
+        return capture_parser(lambda: cli.main(["fit"]))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder from which the documented paths are right, with the part that the README writes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    (tmp_path / "my_parts.py").write_text(IMPORTS + fenced(ROOT / "README.md", "python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+
+
+def test_every_command_is_documented() -> None:
+    assert {words[0] for words in ALL} >= {"fit", *cli.COMMANDS}
+    assert len(ALL) > 30
+
+
+@pytest.mark.parametrize("words", [w for w in ALL if w[0] in TRAINING], ids=" ".join)
+def test_training_parses(parser: Any, words: tuple[str, ...]) -> None:
+    if any("help" in word or word == "--print_config" for word in words):
+        with pytest.raises(SystemExit) as caught:
+            parser.parse_args(list(words))
+        assert caught.value.code == 0
+        return
+    chosen = parser.parse_args(list(words))[words[0]]
+    assert chosen.model.drafter.class_path
+    assert chosen.data.init_args.train
+
+
+@pytest.mark.parametrize("words", [w for w in ALL if w[0] not in TRAINING], ids=" ".join)
+def test_command_parses(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    real: Callable[..., Any] = cli.COMMANDS[words[0]]
+    called: list[dict[str, Any]] = []
+
+    @functools.wraps(real)
+    def record(**options: Any) -> None:
+        called.append(options)
+
+    monkeypatch.setitem(cli.COMMANDS, words[0], record)
+    cli.main(list(words))
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("fit", "--model.corector=DCOCO"), ("bench", "--checkpoints", "a.ckpt")], ids=" ".join
+)
+def test_a_wrong_command_is_noticed(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    monkeypatch.setattr("sys.argv", ["specdraft"])
+    with pytest.raises(SystemExit):
+        cli.main(list(words))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if fenced(p, "yaml")], ids=lambda p: p.stem)
+def test_configurations_parse(parser: Any, page: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(fenced(page, "yaml")):
+        whole = {"model": {"target": {"path": "some-target"}}, "data": {"class_path": "ChatDataModule"}}
+        whole["data"]["init_args"] = {"train": "chats.jsonl"}  # type: ignore[assignment]
+        given = yaml.safe_load(block)
+        for key in ("model", "data"):
+            given[key] = {**whole[key], **given.get(key, {})}
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(yaml.safe_dump(given))
+        chosen = parser.parse_args(["fit", "--config", str(path)]).fit
+        assert chosen.data.class_path == "specdraft.data.ChatDataModule"
+
+
+def test_make_targets_and_scripts_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        for words in lines_with(page, "make"):
+            assert words[1] in targets, f"{page.name}: make {words[1]}"
+        text = page.read_text(encoding="utf-8")
+        for script in re.findall(r"python ((?:benchmarks|experiments)/\w+\.py)", text):
+            assert (ROOT / script).is_file(), f"{page.name}: {script}"
+        for path in re.findall(r"`((?:experiments|tests|docs|benchmarks)/[\w/.-]+\.(?:py|yaml|md))`", text):
+            if path not in ("benchmarks/RESULTS.md", "experiments/REPORT.md"):  # written by what the page describes
+                assert (ROOT / path).is_file(), f"{page.name}: {path}"
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 10
+    for link in links:
+        assert (ROOT / link).exists(), link

@@ -1,0 +1,58 @@
+"""The tutorial, typed command by command as it is written; only target, data and sizes are tiny."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from documented import ROOT, commands
+
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path, tiny_config: Path) -> Path:
+    """The quickstart with a tiny target, at the place that the tutorial names."""
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    path = tmp_path / "experiments" / "quickstart.yaml"
+    real, tiny = yaml.safe_load(path.read_text()), yaml.safe_load(tiny_config.read_text())
+    real["model"]["target"] = tiny["model"]["target"]
+    real["model"]["drafter"]["init_args"]["num_layers"] = 1
+    real["model"]["draft_vocab_size"] = 24
+    real["data"] = tiny["data"]
+    real["trainer"] |= {"accelerator": "cpu", "max_steps": 2, "val_check_interval": 2, "log_every_n_steps": 1}
+    real["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    path.write_text(yaml.safe_dump(real, sort_keys=False))
+    callbacks = tmp_path / "experiments" / "parts" / "callbacks.yaml"
+    text = callbacks.read_text().replace("num_prompts: 16", "num_prompts: 3").replace("tokens: 64", "tokens: 12")
+    callbacks.write_text(text)
+    return path
+
+
+def test_a_newcomer_gets_to_the_end(
+    run_cli: Run, quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [
+        words
+        for words in commands(ROOT / "docs" / "tutorial.md")
+        if "--print_config" not in words and not any("help" in word for word in words)
+    ]
+    assert [words[0] for words in typed] == [
+        *("fit", "generate", "fit", "fit", "compare", "inspect", "fit", "export", "inspect", "fit")
+    ]
+    printed = []
+    for words in typed[:-1]:  # the last one is the long run
+        run_cli(*words)
+        printed.append(capsys.readouterr().out)
+    assert "output equal to AR" in printed[1]
+    for name in ("quickstart/version_0", "corrector_dcoco/version_0", "three_layers/version_0"):
+        assert name in printed[4]
+    assert (tmp_path / "compare.png").stat().st_size > 5000
+    assert "export deepspec    refused" in printed[5]
+    assert "in the format of DeepSpec" in printed[7]
+    assert "export deepspec    possible" in printed[8]
+    assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"] == ["Qwen3DSparkModel"]
