@@ -57,6 +57,8 @@ class Clients:
                     self._converse(row)
                     ready.put(row)
                 except Exception as error:  # a thread must not take its error with it
+                    failed.append(error)
+                    self.server.close()
                     ready.put(error)
 
         # daemons: a program that is interrupted does not wait for requests in flight
@@ -67,10 +69,6 @@ class Clients:
         try:
             while left and (not failed or any(thread.is_alive() for thread in threads) or not ready.empty()):
                 group = _taken(ready)
-                errors = [item for item in group if isinstance(item, Exception)]
-                if errors and not failed:
-                    failed.extend(errors)
-                    self.server.close()
                 left -= len(group)
                 if answered := [item for item in group if isinstance(item, Conversation)]:
                     yield answered
