@@ -28,6 +28,7 @@ from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate
 from specdraft.compare import compare
 from specdraft.data import ChatDataModule
+from specdraft.feature_cache import cache
 from specdraft.interchange import export, inspect
 from specdraft.module import DraftingModule
 from specdraft.regenerate import regenerate
@@ -43,6 +44,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export,
     "inspect": inspect,
 }
+# commands that take the options of fit
+RUN_COMMANDS: dict[str, Callable[..., Any]] = {"cache": cache}
 # commands whose first word may be given without its option
 POSITIONAL = {"inspect": "--path"}
 
@@ -89,6 +92,28 @@ class SpecDraftCLI(LightningCLI):
         return super()._instantiate_trainer(config, callbacks)
 
 
+class ConfiguredRun(SpecDraftCLI):
+    """Model and data of a run that is not started, and without a trainer."""
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        return None  # type: ignore[return-value]
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def configured(words: Sequence[str]) -> tuple[DraftingModule, ChatDataModule, str]:
+    """Model, data and accelerator of a run.
+
+    Args:
+        words: Options of ``specdraft fit``.
+    """
+    run = ConfiguredRun(["fit", *words])
+    return run.model, run.datamodule, str(run.config["fit"]["trainer"]["accelerator"])
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``specdraft``.
 
@@ -102,8 +127,12 @@ def main(args: Sequence[str] | None = None) -> None:
             words.insert(1, POSITIONAL[words[0]])
         auto_cli(command, args=option_words(command, words[1:]), as_positional=False, prog=f"specdraft {words[0]}")
         return
+    if words and words[0] in RUN_COMMANDS:
+        RUN_COMMANDS[words[0]](words[1:], configured)
+        return
     if words in ([], ["-h"], ["--help"]):
-        others = "\n".join(f"  {name:<12}{(f.__doc__ or '').splitlines()[0]}" for name, f in COMMANDS.items())
+        all_commands = {**COMMANDS, **RUN_COMMANDS}
+        others = "\n".join(f"  {name:<12}{(f.__doc__ or '').splitlines()[0]}" for name, f in all_commands.items())
         print(f"Commands besides those below:\n{others}\n")
         words = ["--help"]
     SpecDraftCLI(args=words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from specdraft import regenerate as module
+from specdraft.data.rows import read_rows
+from specdraft.regenerate import engine as module
+from specdraft.regenerate.conversations import Answer
 
 Run = Callable[..., None]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red", "blue"]
@@ -38,6 +41,7 @@ def answer(run_cli: Run, tiny_target: Path, tmp_path: Path) -> Callable[..., Pat
         run_cli("regenerate", "--prompts", prompts, "--out", tmp_path / name, *options, *words)
         return tmp_path / name
 
+    run.tmp = tmp_path  # type: ignore[attr-defined]
     return run
 
 
@@ -93,7 +97,7 @@ def test_a_finished_file_is_kept_unless_it_is_extended(answer: Callable[..., Pat
     changed = [{**PROMPTS[0], "prompt": "take the apple"}, *PROMPTS[1:8]]
     assert answer(changed, "out.jsonl.xz", "--extend") == out
     assert sum(decoded) == 4  # three new rows, and the one whose prompt changed
-    with module._opened(out, ".xz", "rt") as file:
+    with lzma.open(out, "rt") as file:
         assert [json.loads(line)["prompt"] for line in file] == [row["prompt"] for row in changed]
 
 
@@ -105,3 +109,90 @@ def test_other_settings_and_repeated_rows_are_refused(answer: Callable[..., Path
         answer(PROMPTS, "cut.jsonl", "--temperature", 0.7)
     with pytest.raises(ValueError, match=r"row 2 \('row-0'\) occurs twice"):
         answer([PROMPTS[0], PROMPTS[0]], "twice.jsonl")
+
+
+def test_a_killed_run_goes_on_behind_the_last_whole_group(answer: Callable[..., Path], decoded: list[int]) -> None:
+    sampled = ("--temperature", 1.0, "--top-p", 0.9, "--top-k", 20)
+    whole = answer(PROMPTS, "whole.jsonl", *sampled).read_bytes()
+    decoded[:] = [-1]
+    with pytest.raises(KeyboardInterrupt):
+        answer(PROMPTS, "cut.jsonl", *sampled)
+    out = answer.tmp / "cut.jsonl"  # type: ignore[attr-defined]
+    part = out.with_name("cut.jsonl.part.jsonl")
+    assert len(part.read_text().splitlines()) == 16
+    with part.open("a") as file:  # lines of a group that the crash cut in the middle
+        file.write(json.dumps({**PROMPTS[16], "response": "left over"}) + "\n")
+    decoded.clear()
+    assert answer(PROMPTS, "cut.jsonl", *sampled).read_bytes() == whole
+    assert sum(decoded) == 4
+    answer(PROMPTS, "greedy.jsonl")
+    assert read(out.with_name("greedy.jsonl")) != read(out)
+
+
+def test_the_target_answers_turn_by_turn_and_reads_its_own_answers(
+    answer: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    original = module.encode_messages
+
+    def watching(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+        asked.append(" | ".join(f"{message['role']}: {message['content']}" for message in messages))
+        return original(tokenizer, messages)
+
+    monkeypatch.setattr(module, "encode_messages", watching)
+    monkeypatch.setattr(module.Engine, "_answer", lambda engine, tokens: Answer(f"answer {len(asked)}"))
+    rows = [
+        {
+            "id": "long",
+            "messages": [
+                {"role": "system", "content": "take"},
+                {"role": "user", "content": "one"},
+                {"role": "assistant", "content": "not the target's"},
+                {"role": "user", "content": "two"},
+            ],
+        },
+        {"id": "turns", "turns": ["three", "four"]},
+        {"id": "short", "prompt": "five", "response": "old", "prompt_ids": [1], "finished": False},
+    ]
+    long, turns, short = read(answer(rows, "out.jsonl"))
+    assert asked == [
+        "system: take | user: one",
+        "user: three",
+        "user: five",
+        "system: take | user: one | assistant: answer 3 | user: two",
+        "user: three | assistant: answer 3 | user: four",
+    ]
+    assert [m["content"] for m in long["messages"]] == ["take", "one", "answer 3", "two", "answer 5"]
+    assert [m["role"] for m in long["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["content"] for m in turns["messages"]] == ["three", "answer 3", "four", "answer 5"]
+    assert short == {"id": "short", "prompt": "five", "response": "answer 3"}
+
+
+def test_ids_are_stored_where_a_text_loses_tokens_and_a_cut_answer_ends_the_conversation(
+    answer: Callable[..., Path], tiny_target: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_target)
+    rows = [{"id": f"r{i}", "turns": [word, "and"]} for i, word in enumerate(WORDS)]
+    out = answer(rows, "out.jsonl")
+    found = read(out)
+    cut = [row for row in found if row.get("finished") is False]
+    assert cut  # a random target seldom ends a turn within six tokens
+    for row in cut:
+        last = row["messages"][-1]
+        assert last["role"] == "assistant"
+        if "response_ids" in row:
+            assert tokenizer.decode(row["response_ids"], skip_special_tokens=True) == last["content"]
+        else:
+            assert len(tokenizer(last["content"], add_special_tokens=False)["input_ids"]) == 6
+        if len(row["messages"]) == 2:
+            assert row["unanswered"] == [{"role": "user", "content": "and"}]
+    assert any("response_ids" in row for row in found)
+    assert any("unanswered" in row for row in found)
+    # such rows are known again, and can be trained on
+    with pytest.raises(FileExistsError):
+        answer(rows, "out.jsonl")
+    assert answer([*rows, PROMPTS[0]], "out.jsonl", "--extend") == out
+    assert read(out)[:-1] == found
+    assert len(list(read_rows(str(out)))) == len(rows) + 1

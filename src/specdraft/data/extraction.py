@@ -7,23 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from specdraft.data.feature_shards import ShardPlan
 from specdraft.data.feature_store import FeatureStore
 from specdraft.data.tokens import TokenisedRows
+from specdraft.progress import Progress
 
 _PROBE_TOKENS = 16
-_PROBE_TOLERANCE = 0.05  # relative, per token; bf16 storage and products cost up to 0.015 on SmolLM2-135M
 
 
 @torch.no_grad()
 def extract(
     target: Any, rows: TokenisedRows, store: FeatureStore, batch_tokens: int, *, rank: int = 0, world_size: int = 1
-) -> str:
-    """Write the features of this rank's share of the rows.
+) -> None:
+    """Make this rank's share of the shards that are missing.
 
-    Rows of similar length share a batch, so that little is padded, the longest first, so that a batch too large for
-    the memory fails at once.
+    Batches are formed within a shard, so that a shard holds the same bytes whichever rank or run makes it.
 
     Args:
         target: The frozen target.
@@ -33,43 +32,60 @@ def extract(
         rank: Rank of this process.
         world_size: Number of processes.
 
-    Returns:
-        Name of the type that the target computed in.
-
     Raises:
         ValueError: If the target computes a value that is not finite, naming the row.
         OSError: If the disk is full.
     """
-    lengths, dtype = rows.lengths, torch.float32
-    order = sorted(range(len(rows)), key=lambda i: -lengths[i])[rank::world_size]
-    with tqdm(total=len(order), desc="features", unit="row", disable=rank != 0, leave=False) as bar:
-        for batch in _batches(order, lengths, batch_tokens):
-            values = _forward(target, [rows.tokens(i) for i in batch], store.wanted.last_hidden)
-            dtype = values["features"].dtype
-            for at, index in enumerate(batch):
-                row = {name: value[at, : lengths[index]] for name, value in values.items()}
-                for name, value in row.items():
-                    if not torch.isfinite(value).all():
-                        raise ValueError(f"the target computed {name} that are not finite for row {rows.ids[index]!r}")
-                store.write(index, row)
-            bar.update(len(batch))
-    return str(dtype).removeprefix("torch.")
+    # by number, not by place in what is missing: ranks that start apart must not see different shares
+    mine = [plan for plan in store.pending() if plan.number % world_size == rank]
+    total = sum(len(plan.rows) for plan in store.plans if plan.number % world_size == rank)
+    done = total - sum(len(plan.rows) for plan in mine)
+    with Progress(total, done, name="features", shown=rank == 0) as bar:
+        for plan in mine:
+            tensors, dtype = _shard(target, rows, store, plan, batch_tokens, bar)
+            store.write(plan, tensors, dtype)
 
 
 @torch.no_grad()
 def matches(target: Any, rows: TokenisedRows, store: FeatureStore) -> bool:
     """Whether freshly extracted features of the start of a row equal the stored ones, within rounding."""
-    if not len(rows):
+    row = store.finished_row()
+    if row is None:
         return True
-    tokens = rows.tokens(0)[:_PROBE_TOKENS]
+    tokens = rows.tokens(row)[:_PROBE_TOKENS]
     fresh = _forward(target, [tokens], False)["features"][0].float().cpu()
-    stored = store.open().read(0)[0][: len(tokens)].float()
+    stored = store.open(partial=True).read(row)[0][: len(tokens)].float()
     # token by token: the first one carries activations so large that they would hide all others in one norm
     errors = (fresh - stored).norm(dim=-1) / fresh.norm(dim=-1).clamp_min(1e-6)
-    return bool(errors.max() <= _PROBE_TOLERANCE)
+    return bool(errors.max() <= store.format.tolerance)
 
 
-def _batches(order: list[int], lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
+def _shard(
+    target: Any, rows: TokenisedRows, store: FeatureStore, plan: ShardPlan, batch_tokens: int, bar: Progress
+) -> tuple[dict[str, Tensor], torch.dtype]:
+    """Tensors of a shard, and the type that the target computed in."""
+    taps, hidden = len(store.wanted.taps), "last_hidden" in store.columns
+    out = {name: torch.empty(plan.tokens, width, dtype=dtype) for name, (dtype, width) in store.columns.items()}
+    dtype, at = torch.float32, 0
+    for batch in _batches(plan.rows, store.lengths, batch_tokens):
+        values = _forward(target, [rows.tokens(row) for row in batch], hidden)
+        dtype = values["features"].dtype
+        for place, row in enumerate(batch):
+            length = store.lengths[row]
+            for name, value in values.items():
+                if not torch.isfinite(value[place, :length]).all():
+                    raise ValueError(f"the target computed {name} that are not finite for row {rows.ids[row]!r}")
+            stored = store.format.encode(values["features"][place, :length], taps)
+            if hidden:
+                stored["last_hidden"] = values["last_hidden"][place, :length]
+            for name, value in stored.items():
+                out[name][at : at + length] = value  # rounds where the types differ
+            at += length
+        bar.update(len(batch))
+    return out, dtype
+
+
+def _batches(order: list[int], lengths: Any, batch_tokens: int) -> Iterator[list[int]]:
     """Consecutive rows of ``order`` (longest first) whose padded batch stays within ``batch_tokens``."""
     at = 0
     while at < len(order):

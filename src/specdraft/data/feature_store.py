@@ -1,220 +1,250 @@
-"""Files of a feature cache: flat memory-mapped values and a manifest that is written last."""
+"""A feature cache: shards, a record for each finished one, and a manifest that is written last."""
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdraft.data.fingerprints import short_hash
+from specdraft.data.feature_formats import FORMATS, Columns
+from specdraft.data.feature_manifest import Manifest, Shard, read_manifest, write_json
+from specdraft.data.feature_shards import ShardPlan, file_digest, plan_shards, write_shard
+from specdraft.data.scratch import sweep
+from specdraft.data.stored_features import StoredFeatures
 
 MANIFEST = "manifest.json"
-_FILES = {"features": "features.bin", "last_hidden": "last_hidden.bin"}
-_DISK = {"bfloat16": np.int16, "float32": np.float32}  # numpy has no bf16: its bits are kept as int16
-
-
-@dataclass
-class Manifest:
-    """What a cache was made for.
-
-    Attributes:
-        target: Name of the target.
-        taps: Tapped layers.
-        hidden_size: Width H of the target.
-        tokenizer: Fingerprint of vocabulary and chat template.
-        rows: Fingerprint of the tokens of all rows.
-        row_count: Number of rows.
-        token_count: Number of tokens.
-        dtype: Type on disk.
-        last_hidden: Whether last hidden states are stored too.
-        source_dtype: Type that the target computed in, and in which rows are returned.
-        complete: Set when everything has been written.
-    """
-
-    target: str
-    taps: list[int]
-    hidden_size: int
-    tokenizer: str
-    rows: str
-    row_count: int
-    token_count: int
-    dtype: str
-    last_hidden: bool
-    source_dtype: str = "float32"
-    complete: bool = False
-
-    def fingerprint(self) -> str:
-        """Hash of everything that a cache depends on."""
-        return short_hash({k: v for k, v in asdict(self).items() if k not in ("source_dtype", "complete")})
-
-    def differences(self, wanted: Manifest) -> list[str]:
-        """Fields in which this cache does not serve ``wanted``, with both values."""
-        names = ("target", "taps", "hidden_size", "tokenizer", "rows", "row_count", "token_count", "dtype")
-        found = [(name, getattr(self, name), getattr(wanted, name)) for name in names]
-        if wanted.last_hidden and not self.last_hidden:
-            found.append(("last_hidden", False, True))
-        return [f"{name} is {old!r} in the cache and {new!r} now" for name, old, new in found if old != new]
+BEGUN = "unfinished.json"
+_OLD_FILES = ("features.bin", "last_hidden.bin")
 
 
 class FeatureStore:
     """One split's features on disk.
 
+    While it is filled the folder holds ``unfinished.json``, the finished shards and a record of each (``.json``),
+    written once its shard is on the disk: whatever kills the process, a record means a whole shard, and the next run
+    makes the others. Processes need not know of each other; the same shard written twice is the same file.
+
     Args:
         folder: Folder of the files.
         wanted: What the cache must have been made for.
-        offsets: ``[rows + 1]`` int64, first token of each row.
+        lengths: Tokens of each row.
     """
 
-    def __init__(self, folder: Path, wanted: Manifest, offsets: Tensor) -> None:
+    def __init__(self, folder: Path, wanted: Manifest, lengths: Sequence[int]) -> None:
         self.folder = folder
         self.wanted = wanted
-        self.offsets = offsets.tolist()
+        self.lengths = lengths
+        self.format = FORMATS[wanted.dtype]
 
     @property
-    def complete(self) -> bool:
-        """Whether a finished cache of exactly what is wanted is there."""
-        found = self._manifest()
-        return found is not None and found.complete and not found.differences(self.wanted)
+    def columns(self) -> Columns:
+        """Type and width of every stored tensor."""
+        out = self.format.columns(len(self.wanted.taps), self.wanted.hidden_size)
+        return {**out, "last_hidden": (self.format.hidden_dtype, self.wanted.hidden_size)} if self._hidden else out
 
     @property
-    def widths(self) -> dict[str, int]:
-        """Values per token of each stored file."""
-        out = {"features": len(self.wanted.taps) * self.wanted.hidden_size}
-        return {**out, "last_hidden": self.wanted.hidden_size} if self.wanted.last_hidden else out
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return sum(dtype.itemsize * width for dtype, width in self.columns.values())
 
     @property
     def size(self) -> int:
-        """Bytes that the files take."""
-        return sum(self.widths.values()) * self.wanted.token_count * np.dtype(_DISK[self.wanted.dtype]).itemsize
+        """Bytes that all values take."""
+        return self.token_bytes * self.wanted.token_count
 
-    def check(self, refuse: bool) -> None:
-        """Refuse a finished cache that was made for something else.
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the values of unfinished shards will take."""
+        return sum(plan.tokens for plan in self.pending()) * self.token_bytes
+
+    @cached_property
+    def plans(self) -> list[ShardPlan]:
+        """Which rows lie in which file: as an earlier run dealt them, else as wanted now."""
+        found = self._manifest()
+        return plan_shards(self.lengths, self.token_bytes, (found or self.wanted).shard_bytes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a finished cache of exactly what is wanted is there, its files of the right size."""
+        found = self._manifest()
+        if found is None or not found.complete or found.differences(self.wanted):
+            return False
+        return not self.pending()
+
+    def pending(self) -> list[ShardPlan]:
+        """Files that are still to be made; a file that is not as large as its record says is one of them."""
+        records, sizes = self._records(), self._sizes()
+        return [
+            plan
+            for plan in self.plans
+            if plan.number not in records or sizes.get(plan.name) != records[plan.number].bytes
+        ]
+
+    def stale(self, refuse: bool) -> bool:
+        """Whether the folder holds a cache that was made for something else.
 
         Args:
-            refuse: Whether to refuse; else such a cache is written over.
+            refuse: Whether to refuse it, unless nothing of it is finished.
 
         Raises:
             ValueError: Naming what differs, with both values.
         """
-        found = self._manifest()
-        if refuse and found is not None and found.complete and (wrong := found.differences(self.wanted)):
+        try:
+            found = self._manifest()
+        except ValueError:
+            if refuse:
+                raise
+            return True
+        if found is None or not (wrong := found.differences(self.wanted)):
+            return False
+        if refuse and (found.complete or any(self.folder.glob("shard-*.json"))):
             raise ValueError(
                 f"the feature cache {self.folder} does not fit: {'; '.join(wrong)}. "
                 "Name another folder, or delete this one"
             )
+        return True
 
     def create(self) -> None:
-        """Make empty files of the right size.
+        """Begin, or go on with what an interrupted run has finished.
 
         Raises:
-            OSError: If the disk has too little room.
+            OSError: If the disk has too little room for what is missing.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.discard()
-        free = shutil.disk_usage(self.folder).free
-        if free < self.size:
-            raise self._full(f"{free:,} are free")
-        for name, width in self.widths.items():
-            with open(self.folder / _FILES[name], "wb") as file:
-                file.truncate(width * self.wanted.token_count * np.dtype(_DISK[self.wanted.dtype]).itemsize)
+        sweep(self.folder)
+        if self._manifest() is None:
+            for record in self.folder.glob("shard-*.json"):
+                record.unlink()
+            write_json(self.folder / BEGUN, self.wanted)
+        need, free = self.missing_bytes, shutil.disk_usage(self.folder).free
+        if free < need:
+            raise self._full(need, f"{free:,} are free")
 
-    def write(self, index: int, values: dict[str, Tensor]) -> None:
-        """Write one row's values, ``[l, width]`` each.
+    def write(self, plan: ShardPlan, values: dict[str, Tensor], source_dtype: torch.dtype) -> None:
+        """Write a shard, and then its record.
 
-        Plain writes and not a map: on a full disk a write raises, while a store into a mapped page kills the process.
+        Args:
+            plan: What the shard holds.
+            values: Its tensors as :attr:`columns` says, one line per token.
+            source_dtype: Type that the target computed in.
 
         Raises:
             OSError: If the disk is full.
         """
-        for name, width in self.widths.items():
-            value = values[name].to(getattr(torch, self.wanted.dtype)).contiguous().cpu()
-            raw = value.view(torch.int16) if self.wanted.dtype == "bfloat16" else value
-            try:
-                with open(self.folder / _FILES[name], "r+b", buffering=0) as file:
-                    file.seek(self.offsets[index] * width * value.element_size())
-                    left = memoryview(raw.numpy().tobytes())
-                    while left:
-                        left = left[file.write(left) or 0 :]
-            except FileNotFoundError as error:
-                raise FileNotFoundError(
-                    f"{self.folder} is not visible here; choose a folder on a file system that all ranks share"
-                ) from error
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                raise self._full("the disk ran full while writing") from error
+        try:
+            size, digest = write_shard(self.folder, plan, values, self._made_for)
+            kind = str(source_dtype).removeprefix("torch.")
+            write_json(self._record(plan), Shard(plan.name, size, digest, kind))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.folder} is not visible here; choose a folder on a file system that all ranks share"
+            ) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._full(self.missing_bytes, "the disk ran full while writing; what is finished is kept") from error
 
-    def finish(self, source_dtype: str) -> None:
-        """Write the manifest, which makes the cache valid, in one step.
+    def finish(self) -> bool:
+        """Write the manifest if all shards are there; returns whether they are.
 
-        Args:
-            source_dtype: Type that the target computed in.
+        Raises:
+            ValueError: If shards were computed in different types.
         """
-        manifest = {**asdict(self.wanted), "source_dtype": source_dtype, "complete": True}
-        temporary = self.folder / f"{MANIFEST}.{os.getpid()}"
-        temporary.write_text(json.dumps(manifest, indent=2) + "\n")
-        os.replace(temporary, self.folder / MANIFEST)
+        records = self._records()
+        if not self.complete:
+            if self.pending() or len(records) < len(self.plans):
+                return False
+            shards = [records[plan.number] for plan in self.plans]
+            kinds = sorted({shard.source_dtype for shard in shards})
+            if len(kinds) > 1:
+                raise ValueError(f"shards of {self.folder} were computed in {' and '.join(kinds)}; delete the folder")
+            kind = kinds[0] if kinds else "float32"
+            found = self._manifest() or self.wanted
+            whole = replace(found, last_hidden=self._hidden, source_dtype=kind, shards=shards, complete=True)
+            write_json(self.folder / MANIFEST, whole)
+        for path in (self.folder / BEGUN, *(self._record(plan) for plan in self.plans)):
+            path.unlink(missing_ok=True)
+        return True
 
     def discard(self) -> None:
         """Invalidate the cache; the manifest goes first."""
-        for name in (MANIFEST, *_FILES.values()):
+        for name in (MANIFEST, BEGUN, *_OLD_FILES):
             (self.folder / name).unlink(missing_ok=True)
+        for path in self.folder.glob("shard-*"):
+            path.unlink(missing_ok=True)
+        self.__dict__.pop("plans", None)
 
-    def open(self) -> StoredFeatures:
-        """Reader of the finished cache."""
-        found = self._manifest()
-        if found is None or not self.complete:
+    def damaged(self) -> list[str]:
+        """Names of finished shards whose content is not what was written; reads all of them."""
+        records = self._records()
+        return [
+            plan.name
+            for plan in self.plans
+            if plan.number in records and file_digest(self.folder / plan.name) != records[plan.number].sha256
+        ]
+
+    def open(self, partial: bool = False) -> StoredFeatures:
+        """Reader of the finished cache.
+
+        Args:
+            partial: Whether unfinished caches are read too; only the rows of finished shards can be asked for.
+        """
+        records = self._records()
+        if not (self.complete or (partial and records)):
             raise FileNotFoundError(f"{self.folder} holds no finished feature cache")
-        return StoredFeatures(self.folder, self.offsets, self.widths, found.dtype, found.source_dtype)
+        kind = next((shard.source_dtype for shard in records.values()), "float32")
+        names = tuple(self.columns)
+        return StoredFeatures(self.folder, self.plans, len(self.lengths), self.format, names, kind, self._made_for)
+
+    def finished_row(self) -> int | None:
+        """A row whose shard is finished, or None if there is none."""
+        missing = {plan.number for plan in self.pending()}
+        return next((plan.rows[0] for plan in self.plans if plan.number not in missing), None)
+
+    @property
+    def _hidden(self) -> bool:
+        """Whether last hidden states are stored: a cache that has them also serves those who want none."""
+        found = self._manifest()
+        return self.wanted.last_hidden or (found is not None and found.last_hidden)
+
+    @property
+    def _made_for(self) -> str:
+        return (self._manifest() or self.wanted).fingerprint()
 
     def _manifest(self) -> Manifest | None:
-        try:
-            value: Any = json.loads((self.folder / MANIFEST).read_text())
-            return Manifest(**value)
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, TypeError):
-            return None
+        return read_manifest(self.folder / MANIFEST) or read_manifest(self.folder / BEGUN)
 
-    def _full(self, why: str) -> OSError:
+    def _record(self, plan: ShardPlan) -> Path:
+        return self.folder / Path(plan.name).with_suffix(".json")
+
+    def _records(self) -> dict[int, Shard]:
+        """Finished shards by number."""
+        found = self._manifest()
+        if found is None:
+            return {}
+        out = dict(enumerate(found.shards))
+        present = {path.name for path in self.folder.glob("shard-*.json")}
+        for plan in self.plans:
+            if self._record(plan).name in present:
+                try:
+                    out[plan.number] = Shard(**json.loads(self._record(plan).read_text()))
+                except FileNotFoundError:  # another process has just completed the manifest
+                    continue
+        return out
+
+    def _sizes(self) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in self.folder.glob("shard-*.safetensors")}
+
+    def _full(self, need: int, why: str) -> OSError:
         return OSError(
             errno.ENOSPC,
-            f"features need {self.size:,} bytes ({self.size / 2**30:.1f} GiB) in {self.folder}, but {why}; free some, "
+            f"features need {need:,} bytes ({need / 2**30:.1f} GiB) in {self.folder}, but {why}; free some, "
             "name another folder, use fewer rows or taps, or extract online",
         )
-
-
-class StoredFeatures:
-    """Read rows of a finished cache.
-
-    Args:
-        folder: Folder of the files.
-        offsets: First token of each row.
-        widths: Values per token of each file.
-        dtype: Type on disk.
-        source_dtype: Type of the returned tensors, that in which the target computed.
-    """
-
-    def __init__(self, folder: Path, offsets: list[int], widths: dict[str, int], dtype: str, source_dtype: str) -> None:
-        self._offsets = offsets
-        self._stored, self._returned = getattr(torch, dtype), getattr(torch, source_dtype)
-        self._maps = {
-            name: np.memmap(folder / _FILES[name], dtype=_DISK[dtype], mode="r", shape=(offsets[-1], width))
-            for name, width in widths.items()
-        }
-
-    def read(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """Features ``[l, T * H]`` and, where stored, last hidden states ``[l, H]`` of a row, as copies."""
-        start, stop = self._offsets[index], self._offsets[index + 1]
-        out = {name: self._tensor(values[start:stop]) for name, values in self._maps.items()}
-        return out["features"], out.get("last_hidden")
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        # np.array copies: a tensor over the map itself would be read-only memory and hold the page cache
-        return torch.from_numpy(np.array(values)).view(self._stored).to(self._returned)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from specdraft.data.extraction import extract, matches
-from specdraft.data.feature_store import FeatureStore, Manifest
+from specdraft.data.feature_formats import FORMATS
+from specdraft.data.feature_manifest import Manifest
+from specdraft.data.feature_store import FeatureStore
 from specdraft.data.fingerprints import tokenizer_fingerprint
 from specdraft.data.tokens import FeatureReader, TokenisedRows
 from specdraft.precision import has_fast_bf16, matmul_precision
@@ -75,17 +76,21 @@ class CachedFeatures(FeatureSource):
     One row of L tokens takes ``L * T * H`` values; the size is told before anything is written. The features are never
     stored in fp16: taps carry single values beyond its range. Every rank extracts its share, so the folder must be on a
     file system that all ranks see. A complete cache is reused if target, taps, tokenizer, rows and type agree, and if
-    a few freshly extracted features equal the stored ones, which catches other weights under the same name.
+    a few freshly extracted features equal the stored ones, which catches other weights under the same name. An
+    interrupted extraction goes on behind its last finished file, with any number of ranks. ``specdraft cache`` makes
+    the cache ahead of training.
 
     Args:
         dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused.
             None picks a folder by fingerprint below ``$SPECDRAFT_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``, and a
             stale one is made anew.
-        dtype: Type on disk.
+        dtype: Type on disk. ``int8`` takes half of bf16, with a scale per token and tap
+            (:class:`specdraft.data.feature_formats.Int8`); last hidden states then stay bf16.
         matmul_precision: Precision of fp32 matrix products while extracting: ``highest``, ``medium`` (bf16 products) or
             ``auto``, which is medium for a bf16 cache on a CPU with AMX or AVX-512 BF16 (measured two to three times
             faster there), and leaves the setting alone otherwise.
         batch_tokens: Tokens per extraction batch, padding included; a longer row makes a batch of its own.
+        shard_mib: Most MiB of a file, which is what a crash costs and what a rank holds in memory while extracting.
 
     Raises:
         ValueError: If an option is out of range.
@@ -94,20 +99,24 @@ class CachedFeatures(FeatureSource):
     def __init__(
         self,
         dir: str | None = None,
-        dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        dtype: Literal["bfloat16", "float32", "int8"] = "bfloat16",
         matmul_precision: Literal["auto", "highest", "medium"] = "auto",
         batch_tokens: int = 4096,
+        shard_mib: float = 256,
     ) -> None:
-        if dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype {dtype!r} is unknown; use bfloat16 or float32 (fp16 overflows on some taps)")
+        if dtype not in FORMATS:
+            raise ValueError(f"dtype {dtype!r} is unknown; use {', '.join(FORMATS)} (fp16 overflows on some taps)")
         if matmul_precision not in ("auto", "highest", "medium"):
             raise ValueError(f"matmul_precision {matmul_precision!r} is unknown; use auto, highest or medium")
         if batch_tokens < 1:
             raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}")
+        if shard_mib <= 0:
+            raise ValueError(f"shard_mib must be positive, got {shard_mib}")
         self.dir = dir
         self.dtype = dtype
         self.matmul_precision = matmul_precision
         self.batch_tokens = batch_tokens
+        self.shard_mib = shard_mib
 
     @override
     def prepare(
@@ -122,6 +131,27 @@ class CachedFeatures(FeatureSource):
         barrier: Callable[[], None] | None = None,
     ) -> FeatureReader | None:
         wait = barrier or (lambda: None)
+        store = self.store(target, rows, split, last_hidden)
+        if store.stale(refuse=self.dir is not None) and rank == 0:
+            store.discard()
+        if rank == 0 and not matches(target, rows, store):
+            self.refuse_weights(store)
+            store.discard()
+        wait()
+        if not store.complete:
+            if rank == 0:
+                rank_zero_info(f"extracting features of {split}: {store.size / 2**30:.2f} GiB into {store.folder}")
+                store.create()
+            wait()
+            self.fill(target, rows, store, rank, world_size)
+            wait()
+            if rank == 0 and not store.finish():
+                raise RuntimeError(f"{len(store.pending())} files of {store.folder} are missing; do all ranks see it?")
+            wait()
+        return store.open()
+
+    def store(self, target: Any, rows: TokenisedRows, split: str, last_hidden: bool) -> FeatureStore:
+        """Files of a split; arguments as of :meth:`prepare`."""
         wanted = Manifest(
             target=target.spec.name,
             taps=list(target.spec.taps),
@@ -132,29 +162,29 @@ class CachedFeatures(FeatureSource):
             token_count=sum(rows.lengths),
             dtype=self.dtype,
             last_hidden=last_hidden,
+            num_layers=target.spec.num_layers,
+            vocab_size=target.spec.vocab_size,
+            shard_bytes=int(self.shard_mib * 2**20),
+            precision=self._precision(target.device),
         )
-        store = FeatureStore(self._folder(wanted, split), wanted, rows.offsets)
-        store.check(refuse=self.dir is not None)
-        if rank == 0 and store.complete and not matches(target, rows, store):
-            if self.dir is not None:
-                raise ValueError(
-                    f"features in {store.folder} are not those of the weights of {wanted.target!r} loaded now; "
-                    "delete the folder or name another one"
-                )
-            store.discard()
-        wait()
-        if not store.complete:
-            if rank == 0:
-                rank_zero_info(f"extracting features of {split}: {store.size / 2**30:.2f} GiB into {store.folder}")
-                store.create()
-            wait()
-            with self._precision(target.device):
-                dtype = extract(target, rows, store, self.batch_tokens, rank=rank, world_size=world_size)
-            wait()
-            if rank == 0:
-                store.finish(dtype)
-            wait()
-        return store.open()
+        return FeatureStore(self._folder(wanted, split), wanted, rows.lengths)
+
+    def fill(self, target: Any, rows: TokenisedRows, store: FeatureStore, rank: int = 0, world_size: int = 1) -> None:
+        """Extract this rank's share of what is missing; arguments as of :meth:`prepare`."""
+        with matmul_precision(self._precision(target.device)):
+            extract(target, rows, store, self.batch_tokens, rank=rank, world_size=world_size)
+
+    def refuse_weights(self, store: FeatureStore) -> None:
+        """Refuse a named folder whose features were made by other weights.
+
+        Raises:
+            ValueError: If the folder was named.
+        """
+        if self.dir is not None:
+            raise ValueError(
+                f"features in {store.folder} are not those of the weights of {store.wanted.target!r} loaded now; "
+                "delete the folder or name another one"
+            )
 
     def _folder(self, wanted: Manifest, split: str) -> Path:
         if self.dir is not None:
@@ -162,11 +192,10 @@ class CachedFeatures(FeatureSource):
         root = os.environ.get("SPECDRAFT_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(root) / "specdraft" / "features" / wanted.fingerprint()
 
-    def _precision(self, device: torch.device) -> AbstractContextManager[None]:
+    def _precision(self, device: torch.device) -> str:
         precision = self.matmul_precision
         if precision == "auto":
-            fast = self.dtype == "bfloat16" and torch.device(device).type == "cpu" and has_fast_bf16()
-            if not fast:
-                return nullcontext()
-            precision = "medium"
-        return matmul_precision(precision)
+            # int8 is coarser than bf16 products, too
+            fast = self.dtype != "float32" and torch.device(device).type == "cpu" and has_fast_bf16()
+            return "medium" if fast else torch.get_float32_matmul_precision()
+        return precision

@@ -3,8 +3,10 @@ import json
 import pytest
 import torch
 from data_fakes import CHATML_SYSTEM, FakeTarget, tokenizer
+from safetensors.torch import load_file
 
 from specdraft.data.features import CachedFeatures, OnlineFeatures
+from specdraft.data.scratch import scratch_of
 from specdraft.data.tokens import TokenisedRows
 from specdraft.types import TargetOutput
 
@@ -15,6 +17,10 @@ def rows(count=7):
         tokens = [(i * 5 + j) % 20 for j in range(2 + i * 3 % 7)]
         out.append(f"r{i}", "", tokens, [True] * len(tokens))
     return out
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def online(target, tokens, last_hidden=False):
@@ -46,7 +52,10 @@ def test_bf16_cache_is_rounded_and_not_clipped(tmp_path):
     assert hidden is None
     assert expected.abs().max() > 65504
     assert torch.equal(features, expected.bfloat16().float())
-    assert (tmp_path / "train" / "features.bin").stat().st_size == 2 * 2 * 8 * sum(data.lengths)
+    (shard,) = (tmp_path / "train").glob("*.safetensors")
+    values = load_file(shard)
+    assert values["features"].dtype == torch.bfloat16
+    assert values["features"].shape == (sum(data.lengths), 2 * 8)
 
 
 def test_a_complete_cache_is_reused_and_an_incomplete_one_is_not(tmp_path):
@@ -73,10 +82,10 @@ def test_a_complete_cache_is_reused_and_an_incomplete_one_is_not(tmp_path):
 def test_a_cache_of_another_target_is_refused(tmp_path, target, message):
     source = CachedFeatures(str(tmp_path))
     source.prepare(FakeTarget(), rows(), "train")
-    before = (tmp_path / "train" / "features.bin").read_bytes()
+    before = contents(tmp_path)
     with pytest.raises(ValueError, match=message):
         source.prepare(target(), rows(), "train")
-    assert (tmp_path / "train" / "features.bin").read_bytes() == before
+    assert contents(tmp_path) == before
 
 
 def test_a_large_first_token_does_not_hide_other_weights(tmp_path):
@@ -131,7 +140,7 @@ def test_a_disk_that_fills_up_leaves_no_manifest(tmp_path, monkeypatch):
 
     def create(store):
         store.folder.mkdir(parents=True)
-        (store.folder / "features.bin").symlink_to("/dev/full")
+        scratch_of(store.folder / "shard-000000.safetensors").symlink_to("/dev/full")
 
     monkeypatch.setattr(FeatureStore, "create", create)
     with pytest.raises(OSError, match=r"features need .* ran full while writing"):

@@ -1,0 +1,41 @@
+"""Names of files that are being written, and the removal of those that a killed process has left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from time import time
+
+_STALE_SECONDS = 3600
+
+
+def scratch_of(path: Path) -> Path:
+    """Where this process writes before it renames to ``path``; no other process uses it."""
+    return path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what dead processes of this machine have left, and what is an hour old and may be of any machine."""
+    for scratch in folder.glob("*.tmp"):
+        host, _, process = scratch.name.removesuffix(".tmp").rpartition(".")
+        here = host.endswith(f".{_host()}") and process.isdigit()
+        try:
+            if (here and not _alive(int(process))) or time() - scratch.stat().st_mtime > _STALE_SECONDS:
+                scratch.unlink()
+        except FileNotFoundError:  # its process has just renamed it
+            continue
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

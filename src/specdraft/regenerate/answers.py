@@ -1,0 +1,110 @@
+"""The file of answers: what is known survives a crash, nothing is lost and nothing twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from specdraft.commands import whole_lines
+from specdraft.regenerate.conversations import conversation
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+class AnswerFile:
+    """Answers as JSON lines by the key of their row: a partial file while a run goes on, then the file itself.
+
+    Rows that are added together are kept together: beside the partial file lies a note that says how many of its bytes
+    are good. What a crash left behind them is cut off, so that a resumed run starts where a group ended and samples
+    what an uninterrupted one would have sampled.
+
+    Args:
+        path: The finished file; ``.gz`` and ``.xz`` compress.
+        settings: What the answers depend on, as builtins.
+        extend: Keep the answers of a finished file.
+
+    Raises:
+        FileExistsError: If the file is finished and is not to be extended.
+        ValueError: If an interrupted run had other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], extend: bool = False) -> None:
+        self.path = path
+        self._part = path.with_name(path.name + ".part.jsonl")
+        self._note = self._part.with_suffix(".settings.json")
+        self._settings = settings
+        lines = self._begun()
+        if path.exists():
+            if not extend:
+                raise FileExistsError(f"{path} is finished; --extend keeps its answers, or name another file")
+            with _opened(path, path.suffix, "rt") as file:
+                lines = file.read().split("\n") + lines  # not splitlines, which also splits inside of texts
+        self._lines = {conversation(json.loads(line), str(path)).key: line for line in lines if line}
+        self._part.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._part.open("ab")
+        self._write_note()
+
+    def __enter__(self) -> AnswerFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, rows: dict[str, dict[str, Any]]) -> None:
+        """Write answered rows to the disk, all of them or none."""
+        lines = {key: json.dumps(row, ensure_ascii=False) for key, row in rows.items()}
+        self._file.write("".join(line + "\n" for line in lines.values()).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._write_note()
+        self._lines.update(lines)
+
+    def finish(self, keys: Iterable[str]) -> None:
+        """Write the file, with the answers in the order of ``keys``, and remove what was partial."""
+        scratch = self.path.with_name(self.path.name + ".tmp")
+        with _opened(scratch, self.path.suffix, "wt") as packed:
+            packed.writelines(self._lines[key] + "\n" for key in keys)
+        os.replace(scratch, self.path)
+        self._file.close()
+        self._part.unlink()
+        self._note.unlink(missing_ok=True)
+
+    def _begun(self) -> list[str]:
+        """Good lines of an interrupted run; the rest is cut off."""
+        if self._note.exists() and self._part.exists():
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            found = note.get("settings", note)
+            if self._part.stat().st_size and found != self._settings:
+                raise ValueError(
+                    f"{self._part} was begun with {found}, not {self._settings}; give the same settings, or delete it "
+                    "to start anew"
+                )
+            if "bytes" in note and note["bytes"] < self._part.stat().st_size:
+                os.truncate(self._part, note["bytes"])
+        return whole_lines(self._part)
+
+    def _write_note(self) -> None:
+        scratch = self._note.with_name(self._note.name + ".tmp")
+        with scratch.open("w", encoding="utf-8") as file:
+            json.dump({"settings": self._settings, "bytes": self._file.tell()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, self._note)
+
+
+@contextmanager
+def _opened(path: Path, suffix: str, mode: str) -> Iterator[IO[str]]:
+    with _OPENERS.get(suffix, open)(path, mode, encoding="utf-8") as file:
+        yield file
