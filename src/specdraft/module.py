@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,7 +26,8 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.steps import divide_gradients, generator_of, is_plain, most_frequent
+from specdraft.step_sums import StepSums
+from specdraft.steps import generator_of, is_plain, most_frequent
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -53,6 +55,8 @@ class DraftingModule(LightningModule):
             hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
             AVX-512 BF16, else highest.
         seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
+        skip_non_finite: Steps in a row that are skipped, on all ranks, where loss or gradient is not finite; one more
+            ends the run.
     """
 
     drafter: Drafter
@@ -75,6 +79,7 @@ class DraftingModule(LightningModule):
         val_anchors: int = 64,
         matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         seed: int = 0,
+        skip_non_finite: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -97,7 +102,7 @@ class DraftingModule(LightningModule):
         self.corrector = None  # type: ignore[assignment]
         self._target: HFTarget | None = None
         self._draft_head: FrozenHead | None = None
-        self._pending_denominator: Tensor | None = None
+        self.step_sums = StepSums(skip_non_finite)
         self._start_from: str | None = None
         self._total_steps = 0
         # -1 marks an index map that has not been chosen yet
@@ -240,14 +245,10 @@ class DraftingModule(LightningModule):
             where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
             blocks = self.objective.blocks(batch, **self._shape(), generator=generator_of(self.device, *where))
             out, _ = self._corrected(batch, blocks)
-        self.log("train/loss", out.loss.detach(), prog_bar=True)
-        hits = (out.predicted_ids == blocks.labels) & blocks.supervised
-        self.log("train/accuracy", hits.sum() / blocks.supervised.sum().clamp(min=1))
         parts = {f"train/{name}": value for name, value in out.parts.items()}
         self.log_dict(parts | out.base.training_values(self.drafter.first_slot))
-        # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
-        pending = self._pending_denominator
-        self._pending_denominator = out.denominator if pending is None else pending + out.denominator
+        # gradients of the numerator alone are accumulated; the end of the step divides by the global denominator
+        self.step_sums.add(out.numerator, out.denominator, out.predicted_ids == blocks.labels, blocks, batch)
         return out.numerator
 
     @override
@@ -258,10 +259,16 @@ class DraftingModule(LightningModule):
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        assert self._pending_denominator is not None
-        pending, self._pending_denominator = self._pending_denominator, None
-        norm = divide_gradients(optimizer, pending, self.trainer)
-        self.log("train/grad_norm", norm)
+        self.step_sums.finish(optimizer, self)
+
+    @override
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            self.step_sums.clip(optimizer, self.trainer, gradient_clip_val)
+        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     @override
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
@@ -298,12 +305,8 @@ class DraftingModule(LightningModule):
         batch = self._with_features(batch)
         blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
         out, _ = self._corrected(batch, blocks)
-        return {
-            "anchors": blocks.anchors,
-            "predicted": out.predicted_ids,
-            "labels": blocks.labels,
-            "supervised": blocks.supervised,
-        }
+        kept = {name: getattr(blocks, name) for name in ("anchors", "labels", "supervised")}
+        return kept | {"predicted": out.predicted_ids}
 
     def _with_features(self, batch: DraftBatch) -> DraftBatch:
         wants_last = self.needs_last_hidden
@@ -313,11 +316,8 @@ class DraftingModule(LightningModule):
         return batch
 
     def _shape(self) -> dict[str, int]:
-        return {
-            "block_size": self.drafter.block_size,
-            "first_slot": self.drafter.first_slot,
-            "mask_token_id": self.target.spec.mask_token_id,
-        }
+        sizes = {"block_size": self.drafter.block_size, "first_slot": self.drafter.first_slot}
+        return sizes | {"mask_token_id": self.target.spec.mask_token_id}
 
     def _corrected(self, batch: DraftBatch, blocks: BlockBatch) -> tuple[Corrected, Tensor]:
         """Losses and teacher-forced choices, and the drafter's output ``[N, A, B, H]``."""

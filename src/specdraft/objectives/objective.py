@@ -57,9 +57,7 @@ class ObjectiveOutput:
 
     def training_values(self, first_slot: int) -> dict[str, Tensor]:
         """What to log of a training step, scalars by name; ``weight_at/k`` is the profile at the k-th draft."""
-        values = {"train/supervised_slots": self.supervised.float()}
-        profile = self.weight_profile[first_slot:]
-        return values | {f"train/weight_at/{k}": weight for k, weight in enumerate(profile, 1)}
+        return {f"train/weight_at/{k}": weight for k, weight in enumerate(self.weight_profile[first_slot:], 1)}
 
 
 class Objective:
