@@ -22,10 +22,13 @@ MAY_USE = {
     "data": BASE,
     "steps": set(),
     "step_sums": BASE,
+    "sharding": set(),
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
-    "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "step_sums", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap"},
+    "module": BASE
+    | MIDDLE
+    | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
+    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),

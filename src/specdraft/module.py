@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,6 +25,7 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
+from specdraft.sharding import class_name, shard
 from specdraft.step_sums import StepSums
 from specdraft.steps import generator_of, is_plain, most_frequent
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
@@ -159,6 +159,8 @@ class DraftingModule(LightningModule):
             if data is None:
                 raise ValueError("draft_vocab_size counts the training tokens: fit with a data module")
             self.draft_token_ids.copy_(most_frequent(data.token_counts(), self.draft_vocab_size))
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            shard(self.trainer.strategy, self.drafter, self.corrector)  # last: warm starts load whole weights
 
     @override
     def on_validation_start(self) -> None:
@@ -262,15 +264,6 @@ class DraftingModule(LightningModule):
         self.step_sums.finish(optimizer, self)
 
     @override
-    def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        if isinstance(self.trainer.strategy, FSDPStrategy):
-            self.step_sums.clip(optimizer, self.trainer, gradient_clip_val)
-        else:
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    @override
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         with matmul_precision(self.matmul_precision):
             batch = self._with_features(batch)
@@ -292,8 +285,9 @@ class DraftingModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.calibrate()
         values = self.val_metrics.compute(self.corrector.confidence_head)
-        self.log("val/mat", values.pop("val/mat"), prog_bar=True)
-        self.log_dict(values)
+        # pooled over the ranks already: the mean of equal values, which is asked for to keep Lightning quiet
+        self.log("val/mat", values.pop("val/mat"), prog_bar=True, sync_dist=True)
+        self.log_dict(values, sync_dist=True)
         self.val_metrics.reset()
 
     test_step = validation_step
@@ -334,8 +328,9 @@ class DraftingModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def _facts(self) -> dict[str, Any]:
-        corrector = {"class": type(self.corrector).__name__, **self.corrector.extra_state_for_checkpoint()}
+        corrector = {"class": class_name(self.corrector), **self.corrector.extra_state_for_checkpoint()}
         facts = checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size, corrector)
+        facts["drafter"]["class"] = class_name(self.drafter)
         return {**facts, "scales": self.target.scales, "candidates": self.corrector.candidates}
 
     @override

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from specdraft.types import BlockBatch, DraftBatch
@@ -79,7 +80,7 @@ class StepSums:
         denominator = self.last["denominator"]
         # Lightning divided each loss by the accumulation steps and the strategy averaged over ranks: undo both
         scale = (trainer.accumulate_grad_batches * trainer.world_size / denominator.clamp(min=1e-12)).float()
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = own_gradients(optimizer)
         if gradients:
             torch._foreach_mul_(gradients, scale)
         norm = gradient_norm(gradients, trainer, scale.device)
@@ -90,20 +91,6 @@ class StepSums:
         else:
             self._in_a_row = 0
         self._log(module, norm, bool(empty))
-
-    def clip(self, optimizer: Optimizer, trainer: Trainer, limit: float | None) -> None:
-        """Clip the norm of gradients that are sharded over the ranks, which the strategy itself cannot do.
-
-        Args:
-            optimizer: Holds the parameters.
-            trainer: The trainer.
-            limit: Largest norm; None or 0 for none.
-        """
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if limit:
-            norm = gradient_norm(gradients, trainer, trainer.strategy.root_device)
-            if gradients:
-                torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
 
     def _skip(self, optimizer: Optimizer, trainer: Trainer, empty: bool, norm: Tensor) -> None:
         # a loss scale starts too large and finds its size by such steps
@@ -128,17 +115,22 @@ class StepSums:
             module.log("train/accuracy", (sums["hits"] / sums["supervised"].clamp(min=1)).float())
 
 
+def own_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Gradients of all parameters, of sharded ones this rank's shards; writing to them changes the gradients."""
+    found = (p.grad for group in optimizer.param_groups for p in group["params"])
+    return [g.to_local() if isinstance(g, DTensor) else g for g in found if g is not None]
+
+
 def gradient_norm(gradients: list[Tensor], trainer: Trainer, device: torch.device) -> Tensor:
     """Norm over all parameters, scalar float32, the same on every rank.
 
     Args:
-        gradients: This rank's gradients: whole ones, or its shards.
-        trainer: Its strategy knows which.
+        gradients: What :func:`own_gradients` found.
+        trainer: Its strategy knows whether they are shards.
         device: Where the norm is wanted.
     """
-    norm = nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=device)
-    if hasattr(norm, "full_tensor"):
-        norm = norm.full_tensor()
-    elif isinstance(trainer.strategy, FSDPStrategy):
-        norm = trainer.strategy.reduce(norm.float().square(), reduce_op="sum").sqrt()  # type: ignore[union-attr]
-    return norm.float().to(device)
+    norm = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    norm = norm.to(device, torch.float32)
+    if isinstance(trainer.strategy, ModelParallelStrategy):
+        norm = trainer.strategy.reduce(norm.square(), reduce_op="sum").sqrt()
+    return norm
