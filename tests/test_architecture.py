@@ -30,6 +30,7 @@ MAY_USE = {
     | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
     "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
+    "estimate": BASE | MIDDLE | {"module", "data", "cli"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},

@@ -1,4 +1,4 @@
-"""A step whose loss or gradient is not finite, or that supervises nothing, touches neither weights nor optimiser state."""
+"""A step that supervises nothing or is not finite touches neither weights nor optimiser state."""
 
 from __future__ import annotations
 

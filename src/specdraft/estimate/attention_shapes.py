@@ -53,6 +53,10 @@ class AttentionShapes(BlockAttention):
             out = _Shapes.apply(folded.clone(), *parts, self)
             return out.clone()
 
+    def scores(self, queries: Tensor, context: int) -> int:
+        """Scores that the split implementation holds at a time."""
+        return min(self.chunk, queries.shape[:3].numel() * context // 2)
+
     def count(self, queries: Tensor, context: int, products: int) -> None:
         """Count so many products of the scores' shape."""
         rows, slots, heads, width = queries.shape
@@ -71,7 +75,7 @@ class _Shapes(torch.autograd.Function):
             extra = [out, q.new_empty(q.shape[:3], dtype=torch.float32)]
         else:
             extra = [own_keys, own_values]
-            q.new_empty(2 * owner.chunk, dtype=torch.float32)
+            q.new_empty(2 * owner.scores(q, context), dtype=torch.float32)
         ctx.save_for_backward(q, keys, values, *extra)
         ctx.owner, ctx.context = owner, context
         return out
@@ -85,5 +89,5 @@ class _Shapes(torch.autograd.Function):
             owner.count(q, ctx.context, 5)
             if owner.fused:
                 return torch.empty_like(q), torch.empty_like(keys), torch.empty_like(values), None, None, None
-            q.new_empty(4 * owner.chunk, dtype=torch.float32)
+            q.new_empty(4 * owner.scores(q, ctx.context), dtype=torch.float32)
             return (*(torch.empty_like(x) for x in (q, keys, values, *extra)), None)

@@ -18,7 +18,6 @@ from specdraft.module import DraftingModule
 from specdraft.objectives import default_chunk_size
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 
-
 FROZEN = "frozen target"
 
 
@@ -33,6 +32,7 @@ class StepShape:
         feature_dtype: Type of the features.
         autocast: Type that matrix products are cast to, or None.
         device: ``cuda`` or ``cpu``, which decides attention and chunks.
+        accumulated: Whether gradients of an earlier batch are there already.
     """
 
     rows: int
@@ -41,6 +41,7 @@ class StepShape:
     feature_dtype: torch.dtype
     autocast: torch.dtype | None
     device: str
+    accumulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ def step_cost(module: DraftingModule, spec: TargetSpec, shape: StepShape) -> Ste
             _watch(drafter, live, "block activations")
             _watch(corrector, live, "corrector")
             for parameter in trainable:
+                if shape.accumulated:
+                    parameter.grad = torch.empty_like(parameter)
+                    live.hold("gradients", parameter.grad)
                 parameter.register_post_accumulate_grad_hook(lambda p: live.hold("gradients", p.grad))
             autocast = torch.autocast("cpu", shape.autocast) if shape.autocast else nullcontext()
             with autocast:
