@@ -64,7 +64,7 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and number of consumed batches, the same on every rank."""
-        return {"epoch": self.batch_sampler.epoch, "consumed": self._consumed, **self._layout()}
+        return {"epoch": self.batch_sampler.epoch, "consumed": self._consumed, **self.batch_sampler.layout}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue behind the consumed batches of a saved epoch.
@@ -73,7 +73,9 @@ class ResumableLoader:
         starts at its beginning, with a warning.
         """
         self.batch_sampler.set_epoch(state["epoch"])
-        changed = {name: (state.get(name), value) for name, value in self._layout().items() if state.get(name) != value}
+        own, saved = self.batch_sampler.layout, {k: v for k, v in state.items() if k not in ("epoch", "consumed")}
+        names = [*own, *(name for name in saved if name not in own)]
+        changed = {name: (saved.get(name), own.get(name)) for name in names if saved.get(name) != own.get(name)}
         if changed:
             shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
             rank_zero_warn(
@@ -81,12 +83,3 @@ class ResumableLoader:
             )
         consumed = 0 if changed else state["consumed"]
         self._consumed = self.batch_sampler.start = 0 if consumed >= len(self) else consumed
-
-    def _layout(self) -> dict[str, int]:
-        sampler = self.batch_sampler
-        return {
-            "rows": sampler.rows,
-            "seed": sampler.seed,
-            "batch_size": sampler.batch_size,
-            "world_size": sampler.world_size,
-        }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdraft.data import CachedFeatures, ChatDataModule
+from specdraft.data import CachedFeatures, ChatDataModule, Packed
 from specdraft.estimate.step import StepCost, StepShape, step_cost
 from specdraft.estimate.target import target_shape
 from specdraft.module import DraftingModule
@@ -91,6 +91,7 @@ def plan(
 
     Raises:
         FileNotFoundError: If the target's configuration is not found.
+        ValueError: If the size of a batch depends on the data.
     """
     target = target_shape(module.target_config)
     spec = target.spec
@@ -99,9 +100,8 @@ def plan(
     cached = isinstance(data.features, CachedFeatures)
     features = DTYPES[data.features.dtype] if isinstance(data.features, CachedFeatures) else weights
     autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision))
-    length = min(data.max_length, spec.max_position_embeddings)
-    anchors = min(module.objective.num_anchors, length)
-    shape = StepShape(data.batch_size, length, anchors, features, autocast, device, trainer.accumulate > 1)
+    rows_of_batch, length, anchors = _largest_batch(module, data, min(data.max_length, spec.max_position_embeddings))
+    shape = StepShape(rows_of_batch, length, anchors, features, autocast, device, trainer.accumulate > 1)
     fused = bool(module.make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))]).defaults.get("fused"))
     cost = step_cost(module, spec, shape)
     last = module.needs_last_hidden
@@ -121,6 +121,17 @@ def plan(
         if extra > 0:
             out.memory["optimizer step"] = extra
     return out
+
+
+def _largest_batch(module: DraftingModule, data: ChatDataModule, max_length: int) -> tuple[int, int, int]:
+    """Rows, tokens and anchors of a row in the largest batch."""
+    rows, length = data.batching.largest(data.batch_size, max_length)
+    budget = module.objective.anchor_budget
+    if budget is not None:
+        return rows, length, min(-(-budget // rows), length)
+    if isinstance(data.batching, Packed):
+        raise ValueError("how many anchors a packed row holds depends on the data; set the objective's anchor_budget")
+    return rows, length, min(module.objective.num_anchors, length)
 
 
 def _name(dtype: torch.dtype) -> str:
