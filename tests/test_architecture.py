@@ -28,7 +28,7 @@ MAY_USE = {
     "module": BASE
     | MIDDLE
     | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding"},
+    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "estimate": BASE | MIDDLE | {"module", "data", "cli"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +27,16 @@ class ResumableLoader:
         sampler: Order of the rows.
         num_workers: Processes that load batches ahead; 0 loads in this one.
         pin_memory: Whether batches are copied into page-locked memory (only where there is a CUDA device).
+
+    Attributes:
+        waited: Seconds that consumers have waited for batches so far.
     """
 
     def __init__(
         self, examples: Examples, sampler: EpochBatchSampler, *, num_workers: int = 0, pin_memory: bool = False
     ) -> None:
         self.batch_sampler = sampler
+        self.waited = 0.0
         self._consumed = 0
         self._loader = DataLoader(
             examples,
@@ -49,9 +54,12 @@ class ResumableLoader:
         # A generator, so that nothing runs before the first batch is asked for: Lightning makes the iterator before it
         # sets the epoch.
         self._consumed = self.batch_sampler.start
+        began = time.perf_counter()
         for batch in self._loader:
+            self.waited += time.perf_counter() - began
             self._consumed += 1  # before the yield: a checkpoint is written while the consumer holds the batch
             yield batch
+            began = time.perf_counter()
 
     @property
     def _iterator(self) -> Any:
