@@ -37,12 +37,13 @@ class StepWork:
         """
 
         def flops(length: int, anchors: int) -> float:
+            # plain functions, because Lightning copies the arguments and the command line's factories cannot be copied
             twin = DraftingModule(
                 module.target_config,
-                module.make_drafter,
-                module.make_corrector,
+                lambda spec: module.make_drafter(spec),
+                lambda spec: module.make_corrector(spec),
                 copy.copy(module.objective),
-                module.make_optimizer,
+                lambda parameters: module.make_optimizer(parameters),
                 draft_vocab_size=module.draft_vocab_size,
                 train_drafter=module.train_drafter,
             )
