@@ -33,6 +33,7 @@ from specdraft.decoding import (
     with_threshold,
 )
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
+from specdraft.sharding import gathered, is_sharded
 from specdraft.targets.packing import packed_linears
 
 
@@ -155,9 +156,9 @@ class SpeculativeDecoding(Callback):
         self._print(trainer)
 
     def _log(self, module: LightningModule) -> None:
-        module.log("decode/mat", self.last_values["decode/mat"], prog_bar=True)
-        # already pooled over the ranks, so nothing is left to synchronise
-        module.log_dict({name: value for name, value in self.last_values.items() if name != "decode/mat"})
+        # pooled over the ranks already: the mean of equal values, which is asked for to keep Lightning quiet
+        module.log("decode/mat", self.last_values["decode/mat"], prog_bar=True, sync_dist=True)
+        module.log_dict({k: v for k, v in self.last_values.items() if k != "decode/mat"}, sync_dist=True)
 
     def _print(self, trainer: Trainer) -> None:
         if self.last_values:
@@ -194,9 +195,10 @@ class SpeculativeDecoding(Callback):
         policy = self._load_policy(trainer, module)
         training = module.training
         module.eval()
-        # a compiled drafter holds on to its layers, so these stay as they are
-        packed = nullcontext() if getattr(module, "compile_drafter", False) else packed_linears(drafter)
-        with trainer.precision_plugin.forward_context(), packed:
+        # a compiled or sharded drafter holds on to its layers, so these stay as they are
+        fixed = getattr(module, "compile_drafter", False) or is_sharded(drafter)
+        packed = nullcontext() if fixed else packed_linears(drafter)
+        with trainer.precision_plugin.forward_context(), gathered(drafter, module.corrector), packed:
             baseline = autoregressive_decode(
                 module.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
             )
@@ -265,10 +267,8 @@ class SpeculativeDecoding(Callback):
         families: list[str],
         block_size: int,
     ) -> dict[str, float]:
-        device = module.device
-        drafts = block_size - module.drafter.first_slot
-        acceptance = PrefixAcceptance(drafts).to(device)
-        mat = MeanAcceptedTokens().to(device)
+        device, drafts = module.device, block_size - module.drafter.first_slot
+        acceptance, mat = PrefixAcceptance(drafts).to(device), MeanAcceptedTokens().to(device)
         by_family = {name: MeanAcceptedTokens().to(device) for name in trainer.datamodule.family_names()}  # type: ignore[attr-defined]
         for result, family in zip(drafted.results, families, strict=True):
             accepted = torch.tensor(result.accepted, dtype=torch.int64, device=device)
@@ -290,8 +290,8 @@ class SpeculativeDecoding(Callback):
                 *(drafted.timing.draft, drafted.timing.correct, drafted.timing.verify, drafted.timing.host),
             ],
         )
-        ar_tokens, ar_seconds, tokens, seconds, steps, *rest = pooled
-        equal, count, own_sum, own_count, offered, rounds, slots, *parts = rest
+        ar_tokens, ar_seconds, tokens, seconds, steps, equal, *rest = pooled
+        count, own_sum, own_count, offered, rounds, slots, *parts = rest
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),

@@ -117,6 +117,11 @@ def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 @pytest.fixture
 def tiny_config(tmp_path: Path, tiny_target: Path, chat_file: Path) -> Path:
     """A complete run over the tiny target: 6 steps, validation with decoding every 3."""
+    return write_tiny_config(tmp_path, tiny_target, chat_file)
+
+
+def write_tiny_config(tmp_path: Path, tiny_target: Path, chat_file: Path) -> Path:
+    """Write the run of :func:`tiny_config` into a folder."""
     path = tmp_path / "tiny.yaml"
     path.write_text(
         f"""

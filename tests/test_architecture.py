@@ -22,11 +22,16 @@ MAY_USE = {
     "checkpoints": BASE | {"drafters"},
     "data": BASE | {"progress"},
     "steps": set(),
+    "step_sums": BASE,
+    "sharding": set(),
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
-    "module": BASE | MIDDLE | {"schedules", "checkpoints", "steps", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap"},
+    "module": BASE
+    | MIDDLE
+    | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
+    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
+    "estimate": BASE | MIDDLE | {"module", "data", "cli"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
     "regenerate": BASE | MIDDLE | {"data", "commands", "progress"},

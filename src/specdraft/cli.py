@@ -28,6 +28,7 @@ from specdraft.checkpoints import AtomicCheckpointIO
 from specdraft.commands import generate
 from specdraft.compare import compare
 from specdraft.data import ChatDataModule
+from specdraft.estimate import estimate
 from specdraft.feature_cache import cache
 from specdraft.interchange import export, inspect
 from specdraft.module import DraftingModule
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "regenerate": regenerate,
     "bench": bench,
     "tune": tune,
+    "estimate": estimate,
     "compare": compare,
     "export": export,
     "inspect": inspect,
@@ -125,6 +127,9 @@ def main(args: Sequence[str] | None = None) -> None:
         command = COMMANDS[words[0]]
         if words[0] in POSITIONAL and len(words) > 1 and not words[1].startswith("-"):
             words.insert(1, POSITIONAL[words[0]])
+        if words[0] == "estimate":
+            # a parser of its own would read the file behind --config as options of the command
+            words = [re.sub(r"^--config(?=$|=)", "--configs", word) for word in words]
         auto_cli(command, args=option_words(command, words[1:]), as_positional=False, prog=f"specdraft {words[0]}")
         return
     if words and words[0] in RUN_COMMANDS:

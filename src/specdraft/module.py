@@ -25,7 +25,9 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.steps import divide_gradients, generator_of, is_plain, most_frequent
+from specdraft.sharding import class_name, shard
+from specdraft.step_sums import StepSums
+from specdraft.steps import generator_of, is_plain, most_frequent
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -53,6 +55,8 @@ class DraftingModule(LightningModule):
             hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
             AVX-512 BF16, else highest.
         seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
+        skip_non_finite: Steps in a row that are skipped, on all ranks, where loss or gradient is not finite; one more
+            ends the run.
     """
 
     drafter: Drafter
@@ -75,6 +79,7 @@ class DraftingModule(LightningModule):
         val_anchors: int = 64,
         matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         seed: int = 0,
+        skip_non_finite: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -97,7 +102,7 @@ class DraftingModule(LightningModule):
         self.corrector = None  # type: ignore[assignment]
         self._target: HFTarget | None = None
         self._draft_head: FrozenHead | None = None
-        self._pending_denominator: Tensor | None = None
+        self.step_sums = StepSums(skip_non_finite)
         self._start_from: str | None = None
         self._total_steps = 0
         # -1 marks an index map that has not been chosen yet
@@ -154,6 +159,8 @@ class DraftingModule(LightningModule):
             if data is None:
                 raise ValueError("draft_vocab_size counts the training tokens: fit with a data module")
             self.draft_token_ids.copy_(most_frequent(data.token_counts(), self.draft_vocab_size))
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            shard(self.trainer.strategy, self.drafter, self.corrector)  # last: warm starts load whole weights
 
     @override
     def on_validation_start(self) -> None:
@@ -240,14 +247,10 @@ class DraftingModule(LightningModule):
             where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
             blocks = self.objective.blocks(batch, **self._shape(), generator=generator_of(self.device, *where))
             out, _ = self._corrected(batch, blocks)
-        self.log("train/loss", out.loss.detach(), prog_bar=True)
-        hits = (out.predicted_ids == blocks.labels) & blocks.supervised
-        self.log("train/accuracy", hits.sum() / blocks.supervised.sum().clamp(min=1))
         parts = {f"train/{name}": value for name, value in out.parts.items()}
         self.log_dict(parts | out.base.training_values(self.drafter.first_slot))
-        # gradients of the numerator alone are accumulated; on_before_optimizer_step divides by the global denominator
-        pending = self._pending_denominator
-        self._pending_denominator = out.denominator if pending is None else pending + out.denominator
+        # gradients of the numerator alone are accumulated; the end of the step divides by the global denominator
+        self.step_sums.add(out.numerator, out.denominator, out.predicted_ids == blocks.labels, blocks, batch)
         return out.numerator
 
     @override
@@ -258,10 +261,7 @@ class DraftingModule(LightningModule):
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        assert self._pending_denominator is not None
-        pending, self._pending_denominator = self._pending_denominator, None
-        norm = divide_gradients(optimizer, pending, self.trainer)
-        self.log("train/grad_norm", norm)
+        self.step_sums.finish(optimizer, self)
 
     @override
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
@@ -287,8 +287,9 @@ class DraftingModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.calibrate()
         values = self.val_metrics.compute(self.corrector.confidence_head)
-        self.log("val/mat", values.pop("val/mat"), prog_bar=True)
-        self.log_dict(values)
+        # pooled over the ranks already: the mean of equal values, which is asked for to keep Lightning quiet
+        self.log("val/mat", values.pop("val/mat"), prog_bar=True, sync_dist=True)
+        self.log_dict(values, sync_dist=True)
         self.val_metrics.reset()
 
     test_step = validation_step
@@ -310,11 +311,8 @@ class DraftingModule(LightningModule):
         return batch
 
     def _shape(self) -> dict[str, int]:
-        return {
-            "block_size": self.drafter.block_size,
-            "first_slot": self.drafter.first_slot,
-            "mask_token_id": self.target.spec.mask_token_id,
-        }
+        sizes = {"block_size": self.drafter.block_size, "first_slot": self.drafter.first_slot}
+        return sizes | {"mask_token_id": self.target.spec.mask_token_id}
 
     def _corrected(self, batch: DraftBatch, blocks: BlockBatch) -> tuple[Corrected, Tensor]:
         """Losses and teacher-forced choices, and the drafter's output ``[N, A, B, H]``."""
@@ -331,8 +329,9 @@ class DraftingModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def _facts(self) -> dict[str, Any]:
-        corrector = {"class": type(self.corrector).__name__, **self.corrector.extra_state_for_checkpoint()}
+        corrector = {"class": class_name(self.corrector), **self.corrector.extra_state_for_checkpoint()}
         facts = checkpoint_facts(self.target.spec, self.drafter, self.draft_vocab_size, corrector)
+        facts["drafter"]["class"] = class_name(self.drafter)
         return {**facts, "scales": self.target.scales, "candidates": self.corrector.candidates}
 
     @override

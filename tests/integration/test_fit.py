@@ -135,6 +135,19 @@ def test_generate_prints_text_and_statistics(
     assert "accepted per round:" in out
 
 
+def test_throughput_is_logged(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    more = ("--trainer.callbacks+=TrainingThroughput", "--trainer.callbacks.peak_tflops=1")
+    run_cli("fit", "--config", tiny_config, *more, "--trainer.accumulate_grad_batches=2", "--trainer.max_steps=4")
+    values = scalars(tmp_path / "runs/tiny/v")
+    for name in ("tokens", "anchors", "supervised_slots"):
+        assert len(values[f"train/{name}_per_second"]) == 4
+        assert min(values[f"train/{name}_per_second"]) > 0
+    slots, seconds = values["train/supervised_slots"][0], values["train/step_ms"][0] / 1e3
+    assert values["train/supervised_slots_per_second"][0] == pytest.approx(slots / seconds, rel=1e-3)
+    assert all(0 < wait < step for wait, step in zip(values["train/data_ms"], values["train/step_ms"], strict=True))
+    assert all(0 < share < 1 for share in values["train/mfu"])
+
+
 def test_ema_and_soft_labels(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
     run_cli(
         *("fit", "--config", tiny_config),

@@ -12,12 +12,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
+from specdraft.data.batching import Batching, Padded, Share
 from specdraft.data.chat import Unusable
 from specdraft.data.encode import RowEncoder
 from specdraft.data.features import FeatureSource, OnlineFeatures
 from specdraft.data.loader import ResumableLoader
 from specdraft.data.rows import Row, read_rows
-from specdraft.data.sampler import EpochBatchSampler
 from specdraft.data.selection import at_most, by_family, split
 from specdraft.data.sources import PACKAGED
 from specdraft.data.tokens import Examples, FeatureReader, TokenisedRows
@@ -64,6 +64,7 @@ class ChatDataModule(LightningDataModule):
         pin_memory: Whether batches are copied into page-locked memory (only where there is a CUDA device).
         template_options: Further variables of the chat template, such as ``enable_thinking``.
         packaged_folder: Folder of the packaged files; None is that of the installed package.
+        batching: How training rows become batches: :class:`Padded` (default), :class:`Bucketed` or :class:`Packed`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -87,6 +88,7 @@ class ChatDataModule(LightningDataModule):
         pin_memory: bool = True,
         template_options: dict[str, Any] | None = None,
         packaged_folder: str | None = None,
+        batching: Batching | None = None,
     ) -> None:
         super().__init__()
         if not 0.0 <= val_fraction < 1.0:
@@ -110,6 +112,7 @@ class ChatDataModule(LightningDataModule):
         self.seed = seed
         self.features = features or OnlineFeatures()
         self.pin_memory = pin_memory
+        self.batching = batching or Padded()
         self.template_options = template_options
         self.packaged_folder = Path(packaged_folder) if packaged_folder else None
         self._target: Any = None
@@ -208,15 +211,16 @@ class ChatDataModule(LightningDataModule):
 
     def _loader(self, name: Split, shuffle: bool) -> ResumableLoader:
         trainer = self.trainer
-        sampler = EpochBatchSampler(
-            len(self.tokens(name)),
-            self.batch_size,
-            seed=self.seed,
+        share = Share(
+            self.seed,
             # to overfit some batches they must be the same ones in every epoch
             shuffle=shuffle and not getattr(trainer, "overfit_batches", 0),
             rank=trainer.global_rank if trainer else 0,
             world_size=trainer.world_size if trainer else 1,
         )
+        batching = self.batching if name == "train" else Padded()
+        longest = self._connected().max_length
+        sampler = batching.sampler(self.tokens(name).lengths, self.batch_size, longest, share)
         examples = Examples(self.tokens(name), self._reader(name))
         return ResumableLoader(examples, sampler, num_workers=self.num_workers, pin_memory=self.pin_memory)
 

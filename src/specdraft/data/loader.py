@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +27,16 @@ class ResumableLoader:
         sampler: Order of the rows.
         num_workers: Processes that load batches ahead; 0 loads in this one.
         pin_memory: Whether batches are copied into page-locked memory (only where there is a CUDA device).
+
+    Attributes:
+        waited: Seconds that consumers have waited for batches so far.
     """
 
     def __init__(
         self, examples: Examples, sampler: EpochBatchSampler, *, num_workers: int = 0, pin_memory: bool = False
     ) -> None:
         self.batch_sampler = sampler
+        self.waited = 0.0
         self._consumed = 0
         self._loader = DataLoader(
             examples,
@@ -49,9 +54,12 @@ class ResumableLoader:
         # A generator, so that nothing runs before the first batch is asked for: Lightning makes the iterator before it
         # sets the epoch.
         self._consumed = self.batch_sampler.start
+        began = time.perf_counter()
         for batch in self._loader:
+            self.waited += time.perf_counter() - began
             self._consumed += 1  # before the yield: a checkpoint is written while the consumer holds the batch
             yield batch
+            began = time.perf_counter()
 
     @property
     def _iterator(self) -> Any:
@@ -64,7 +72,7 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and number of consumed batches, the same on every rank."""
-        return {"epoch": self.batch_sampler.epoch, "consumed": self._consumed, **self._layout()}
+        return {"epoch": self.batch_sampler.epoch, "consumed": self._consumed, **self.batch_sampler.layout}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue behind the consumed batches of a saved epoch.
@@ -73,7 +81,9 @@ class ResumableLoader:
         starts at its beginning, with a warning.
         """
         self.batch_sampler.set_epoch(state["epoch"])
-        changed = {name: (state.get(name), value) for name, value in self._layout().items() if state.get(name) != value}
+        own, saved = self.batch_sampler.layout, {k: v for k, v in state.items() if k not in ("epoch", "consumed")}
+        names = [*own, *(name for name in saved if name not in own)]
+        changed = {name: (saved.get(name), own.get(name)) for name in names if saved.get(name) != own.get(name)}
         if changed:
             shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
             rank_zero_warn(
@@ -81,12 +91,3 @@ class ResumableLoader:
             )
         consumed = 0 if changed else state["consumed"]
         self._consumed = self.batch_sampler.start = 0 if consumed >= len(self) else consumed
-
-    def _layout(self) -> dict[str, int]:
-        sampler = self.batch_sampler
-        return {
-            "rows": sampler.rows,
-            "seed": sampler.seed,
-            "batch_size": sampler.batch_size,
-            "world_size": sampler.world_size,
-        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -62,22 +63,39 @@ class EpochBatchSampler(Sampler[list[int]]):
     def order(self) -> list[int]:
         """Row indices of this rank, in the order of the epoch."""
         if self.shuffle:
-            # one stream per (seed, epoch): seed + epoch would make seed 1 repeat seed 0 one epoch later
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
-            order = torch.randperm(self.rows, generator=generator).tolist()
+            order = torch.randperm(self.rows, generator=self.generator()).tolist()
             return order[self.rank : self.rows // self.world_size * self.world_size : self.world_size]
         order = list(range(self.rows))
         missing = -self.rows % self.world_size
         order += [~(i % self.rows) for i in range(missing)] if self.rows else []
         return order[self.rank :: self.world_size]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order, start = self.order(), self.start
+    def batches(self) -> list[list[int]]:
+        """Batches of this rank over a whole epoch."""
+        order = self.order()
+        return [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """What decides which rows the n-th batch of an epoch holds."""
+        return {
+            "rows": self.rows,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "world_size": self.world_size,
+        }
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        batches, start = self.batches(), self.start
         self.start = 0  # used up: another pass over the same epoch starts at its beginning
-        for at in range(start * self.batch_size, len(order), self.batch_size):
-            yield order[at : at + self.batch_size]
+        yield from batches[start:]
 
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever the next pass starts."""
         share = self.rows // self.world_size if self.shuffle else -(-self.rows // self.world_size)
         return -(-share // self.batch_size)
+
+    def generator(self) -> torch.Generator:
+        """Randomness of the epoch, the same on every rank."""
+        # one stream per (seed, epoch): seed + epoch would make seed 1 repeat seed 0 one epoch later
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)

@@ -77,7 +77,8 @@ class Examples(Dataset[dict]):
     """Rows as a map-style data set.
 
     An index below zero is filler of row ``~index``: the same tokens with nothing supervised, so that every rank runs
-    the same number of evaluation batches and no row counts twice.
+    the same number of evaluation batches and no row counts twice. Several indices make one packed row, each a document
+    of its own.
 
     Args:
         rows: The tokenised rows.
@@ -91,17 +92,35 @@ class Examples(Dataset[dict]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int | tuple[int, ...]) -> dict:
+        if not isinstance(index, int):
+            return _packed([self[one] for one in index])
         row = ~index if index < 0 else index
         mask = self.rows.mask(row)
         out = {
             "tokens": self.rows.tokens(row),
             "mask": torch.zeros_like(mask) if index < 0 else mask,
+            "lengths": [len(mask)],
             "family": self.rows.families[row],
         }
         if self.reader is not None:
             out["features"], out["last_hidden"] = self.reader.read(row)
         return out
+
+
+def _packed(parts: Sequence[dict]) -> dict:
+    """Several examples behind each other; the family is empty where they differ."""
+    families = {part["family"] for part in parts}
+    out = {
+        "tokens": torch.cat([part["tokens"] for part in parts]),
+        "mask": torch.cat([part["mask"] for part in parts]),
+        "lengths": [length for part in parts for length in part["lengths"]],
+        "family": families.pop() if len(families) == 1 else "",
+    }
+    for name in ("features", "last_hidden"):
+        if parts[0].get(name) is not None:
+            out[name] = torch.cat([part[name] for part in parts])
+    return out
 
 
 class Batch(DraftBatch):
@@ -116,18 +135,30 @@ class Batch(DraftBatch):
 
 
 def collate(examples: Sequence[dict]) -> DraftBatch:
-    """Pad examples on the right into one batch; each row is one document."""
+    """Pad examples on the right into one batch; every row of the data is a document of its own."""
     tokens = [example["tokens"] for example in examples]
-    documents = _pad([torch.zeros_like(row) for row in tokens], -1)
+    documents = _pad([_documents(example["lengths"]) for example in examples], -1)
     return Batch(
         input_ids=_pad(tokens, 0),
         loss_mask=_pad([example["mask"] for example in examples], False),
         document_ids=documents,
-        position_ids=torch.arange(documents.shape[1]).expand_as(documents).contiguous(),
+        position_ids=_positions(documents),
         features=_stored(examples, "features"),
         last_hidden=_stored(examples, "last_hidden"),
         families=[example["family"] for example in examples],
     )
+
+
+def _documents(lengths: Sequence[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+def _positions(documents: Tensor) -> Tensor:
+    """Positions ``[N, L]`` that restart at 0 in every document; padding goes on counting."""
+    where = torch.arange(documents.shape[1]).expand_as(documents)
+    starts = torch.zeros_like(documents)
+    starts[:, 1:] = torch.where((documents[:, 1:] != documents[:, :-1]) & (documents[:, 1:] >= 0), where[:, 1:], 0)
+    return where - starts.cummax(1).values
 
 
 def _stored(examples: Sequence[dict], name: str) -> Tensor | None:

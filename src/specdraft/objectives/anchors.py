@@ -9,32 +9,40 @@ from specdraft.types import DraftBatch
 
 
 def sample_anchors(
-    batch: DraftBatch, count: int, *, generator: torch.Generator | None, min_labels: int = 1
+    batch: DraftBatch, count: int, *, generator: torch.Generator | None, min_labels: int = 1, budget: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Draw anchors uniformly without replacement, up to ``count`` from every document (DFlash, arXiv 2602.06036).
 
-    The count holds per document, so that packing several conversations into a row changes nothing.
+    The count holds per document, so that packing several conversations into a row changes nothing. The budget holds for
+    the batch: as many are drawn uniformly from all documents together, none of which gives more than ``count``.
 
     Args:
         batch: Tokenised conversations.
         count: Most anchors of one document, at least 1.
         generator: Source of randomness, on any device; None for the global one.
         min_labels: Labels that have to follow an anchor without a gap.
+        budget: Most anchors of the whole batch, at least 1; None for no limit.
 
     Returns:
         Anchors ``[N, A]`` int64 in ascending order and ``[N, A]`` bool, false for filler (index 0). A is the largest
         number drawn in any row and at least 1.
 
     Raises:
-        ValueError: If ``count`` or ``min_labels`` is below 1.
+        ValueError: If ``count``, ``min_labels`` or ``budget`` is below 1.
     """
     _check_count("count", count)
+    _check_count("budget", 1 if budget is None else budget)
     shape, device = batch.input_ids.shape, batch.input_ids.device
     source = device if generator is None else generator.device
     keys = torch.randint(2**62, shape, generator=generator, device=source).to(device)
     candidates = anchor_candidates(batch, min_labels)
     rank, _ = _rank_in_document(candidates, batch.document_ids, keys)
-    return _as_anchors(candidates & (rank < count))
+    chosen = candidates & (rank < count)
+    if budget is not None and budget < chosen.numel():
+        order = keys.masked_fill(~chosen, torch.iinfo(torch.int64).max).flatten()
+        first = torch.zeros_like(chosen).flatten().index_fill_(0, order.argsort()[:budget], True)
+        chosen = chosen & first.view_as(chosen)
+    return _as_anchors(chosen)
 
 
 def all_anchors(batch: DraftBatch, limit: int) -> tuple[Tensor, Tensor]:

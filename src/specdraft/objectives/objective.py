@@ -57,9 +57,7 @@ class ObjectiveOutput:
 
     def training_values(self, first_slot: int) -> dict[str, Tensor]:
         """What to log of a training step, scalars by name; ``weight_at/k`` is the profile at the k-th draft."""
-        values = {"train/supervised_slots": self.supervised.float()}
-        profile = self.weight_profile[first_slot:]
-        return values | {f"train/weight_at/{k}": weight for k, weight in enumerate(profile, 1)}
+        return {f"train/weight_at/{k}": weight for k, weight in enumerate(self.weight_profile[first_slot:], 1)}
 
 
 class Objective:
@@ -75,9 +73,11 @@ class Objective:
         num_anchors: Most anchors drawn from one document in each step.
         chunk_size: Positions whose logits exist at a time; None fits it to vocabulary and device.
         terms: Terms over whole blocks, such as :class:`AcceptedLength`; None for none.
+        anchor_budget: Most anchors of one batch and rank, drawn from all documents together; None for no limit. It
+            bounds what a step costs where batches hold many short documents.
 
     Raises:
-        ValueError: If ``num_anchors`` or ``chunk_size`` is below 1.
+        ValueError: If ``num_anchors``, ``chunk_size`` or ``anchor_budget`` is below 1.
     """
 
     def __init__(
@@ -88,15 +88,19 @@ class Objective:
         num_anchors: int = 64,
         chunk_size: int | None = None,
         terms: list[BlockTerm] | None = None,
+        anchor_budget: int | None = None,
     ) -> None:
         if num_anchors < 1 or (chunk_size is not None and chunk_size < 1):
             raise ValueError(f"num_anchors and chunk_size must be at least 1, got {num_anchors} and {chunk_size}")
+        if anchor_budget is not None and anchor_budget < 1:
+            raise ValueError(f"anchor_budget must be at least 1 or null, got {anchor_budget}")
         self.inclusion = inclusion or FixedHorizon()
         self.weighting = weighting or ExponentialDecay()
         self.prediction = prediction or CrossEntropy()
         self.num_anchors = num_anchors
         self.chunk_size = chunk_size
         self.terms = tuple(terms or ())
+        self.anchor_budget = anchor_budget
 
     @property
     def needs_last_hidden(self) -> bool:
@@ -118,7 +122,7 @@ class Objective:
         generator: torch.Generator | None,
     ) -> BlockBatch:
         """Draw anchors and cut the blocks of a training step, see :meth:`Inclusion.build`."""
-        anchors, valid = sample_anchors(batch, self.num_anchors, generator=generator)
+        anchors, valid = sample_anchors(batch, self.num_anchors, generator=generator, budget=self.anchor_budget)
         return self.inclusion.build(
             batch,
             anchors,

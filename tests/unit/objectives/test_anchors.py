@@ -107,3 +107,35 @@ def test_all_anchors_are_evenly_spread(make_batch, limit):
 def test_bad_counts_are_refused(batch, call):
     with pytest.raises(ValueError, match="at least 1, got 0"):
         call(batch, 0, **({"generator": None} if call is sample_anchors else {}))
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 9])
+def test_a_budget_bounds_the_batch(batch, budget):
+    every = {(n, p) for n, row in enumerate(slow_candidates(batch)) for p in row}
+    for seed in range(20):
+        anchors, valid = sample_anchors(batch, 100, generator=generator(seed), budget=budget)
+        found = {(n, p) for n, row in enumerate(chosen(anchors, valid)) for p in row}
+        assert len(found) == min(budget, len(every)) == int(valid.sum())
+        assert found <= every
+
+
+def test_a_budget_is_spent_uniformly_over_the_batch_and_respects_the_count_per_document(batch):
+    every = [(n, p) for n, row in enumerate(slow_candidates(batch)) for p in row]
+    times = dict.fromkeys(every, 0)
+    for seed in range(600):
+        anchors, valid = sample_anchors(batch, 100, generator=generator(seed), budget=4)
+        for n, row in enumerate(chosen(anchors, valid)):
+            for p in row:
+                times[n, p] += 1
+    expected = 600 * 4 / len(every)
+    assert all(abs(count - expected) < 5 * expected**0.5 for count in times.values())
+    anchors, valid = sample_anchors(batch, 1, generator=generator(0), budget=100)
+    plain, plain_valid = sample_anchors(batch, 1, generator=generator(0))
+    assert torch.equal(anchors, plain)
+    assert torch.equal(valid, plain_valid)  # a budget that is not reached changes nothing
+    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
+        sample_anchors(batch, 1, generator=None, budget=0)
