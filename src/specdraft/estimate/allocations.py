@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,7 +26,7 @@ class AllocationPeak:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._profile.__exit__(kind, error, trace)
-        results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
+        results: Any = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         events = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
         alive = 0
         for _, size in sorted(events, key=lambda event: event[0]):
