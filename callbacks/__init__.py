@@ -1,4 +1,4 @@
-"""Callbacks: decoding in validation, views of it in TensorBoard, the speed of training, and what a run was made with."""
+"""Callbacks: decoding in validation, views of it in TensorBoard, speed of training, and what a run was made with."""
 
 from specdraft.callbacks.hparams import HParams
 from specdraft.callbacks.provenance import Provenance
