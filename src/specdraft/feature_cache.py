@@ -53,16 +53,18 @@ def cache(words: Sequence[str], configured: Configured) -> None:
     if options.verify:
         _verify(jobs)
         return
+    # other processes may be at work in a folder, so that nothing is discarded unless this is the only one
+    refuse = source.dir is not None or options.world_size > 1
     for name, _, store in jobs:
-        # other processes may be at work in it, so that nothing is discarded unless this is the only one
-        if store.stale(refuse=source.dir is not None or options.world_size > 1):
+        if store.stale(refuse=refuse):
             store.discard()
         print(_described(name, store), flush=True)
     if not _confirmed(sum(store.missing_bytes for *_, store in jobs), options.yes):
         raise SystemExit("nothing was written")
     for name, rows, store in jobs:
         if not matches(module.target, rows, store):
-            source.refuse_weights(store)
+            if refuse:
+                raise source.other_weights(store)
             store.discard()
         if not store.complete:
             store.create()

@@ -16,6 +16,7 @@ from jsonargparse import capture_parser
 from specdraft import cli
 
 TRAINING = ("fit", "validate", "test", "predict")
+RUNS = tuple(cli.RUN_COMMANDS)
 ALL = sorted({tuple(words) for page in PAGES for words in commands(page)})
 IMPORTS = "from torch import Tensor\nfrom specdraft.objectives import Scores, Weighting\n"
 IMPORTS += "from specdraft.types import BlockBatch\n"
@@ -39,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_is_documented() -> None:
-    assert {words[0] for words in ALL} >= {"fit", *cli.COMMANDS}
+    assert {words[0] for words in ALL} >= {"fit", *cli.COMMANDS, *RUNS}
     assert len(ALL) > 30
 
 
@@ -55,7 +56,7 @@ def test_training_parses(parser: Any, words: tuple[str, ...]) -> None:
     assert chosen.data.init_args.train
 
 
-@pytest.mark.parametrize("words", [w for w in ALL if w[0] not in TRAINING], ids=" ".join)
+@pytest.mark.parametrize("words", [w for w in ALL if w[0] not in TRAINING + RUNS], ids=" ".join)
 def test_command_parses(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     real: Callable[..., Any] = cli.COMMANDS[words[0]]
     called: list[dict[str, Any]] = []
@@ -67,6 +68,24 @@ def test_command_parses(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...])
     monkeypatch.setitem(cli.COMMANDS, words[0], record)
     cli.main(list(words))
     assert len(called) == 1
+
+
+@pytest.mark.parametrize("words", [w for w in ALL if w[0] in RUNS], ids=" ".join)
+def test_command_over_a_run_parses(parser: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """What is not an option of the command must be one of ``fit``."""
+
+    class Parsed(Exception):
+        pass
+
+    def configured(rest: list[str]) -> Any:
+        if "my-run.yaml" in rest:
+            Path("my-run.yaml").symlink_to(ROOT / "experiments" / "quickstart.yaml")
+        assert parser.parse_args(["fit", *rest]).fit.data.class_path
+        raise Parsed
+
+    monkeypatch.setattr(cli, "configured", configured)
+    with pytest.raises(Parsed):
+        cli.main(list(words))
 
 
 @pytest.mark.parametrize(

@@ -157,16 +157,17 @@ class FeatureStore:
         Raises:
             ValueError: If shards were computed in different types.
         """
-        records = self._records()
-        if not self.complete:
-            if self.pending() or len(records) < len(self.plans):
-                return False
-            shards = [records[plan.number] for plan in self.plans]
+        if self.pending():
+            return False
+        records, found = self._records(), self._manifest() or self.wanted
+        shards = [records[plan.number] for plan in self.plans if plan.number in records]
+        if len(shards) < len(self.plans):  # another process has completed the manifest in between
+            return self.complete
+        if not found.complete or found.shards != shards:
             kinds = sorted({shard.source_dtype for shard in shards})
             if len(kinds) > 1:
                 raise ValueError(f"shards of {self.folder} were computed in {' and '.join(kinds)}; delete the folder")
             kind = kinds[0] if kinds else "float32"
-            found = self._manifest() or self.wanted
             whole = replace(found, last_hidden=self._hidden, source_dtype=kind, shards=shards, complete=True)
             write_json(self.folder / MANIFEST, whole)
         for path in (self.folder / BEGUN, *(self._record(plan) for plan in self.plans)):

@@ -135,7 +135,8 @@ class CachedFeatures(FeatureSource):
         if store.stale(refuse=self.dir is not None) and rank == 0:
             store.discard()
         if rank == 0 and not matches(target, rows, store):
-            self.refuse_weights(store)
+            if self.dir is not None:
+                raise self.other_weights(store)
             store.discard()
         wait()
         if not store.complete:
@@ -174,17 +175,13 @@ class CachedFeatures(FeatureSource):
         with matmul_precision(self._precision(target.device)):
             extract(target, rows, store, self.batch_tokens, rank=rank, world_size=world_size)
 
-    def refuse_weights(self, store: FeatureStore) -> None:
-        """Refuse a named folder whose features were made by other weights.
-
-        Raises:
-            ValueError: If the folder was named.
-        """
-        if self.dir is not None:
-            raise ValueError(
-                f"features in {store.folder} are not those of the weights of {store.wanted.target!r} loaded now; "
-                "delete the folder or name another one"
-            )
+    @staticmethod
+    def other_weights(store: FeatureStore) -> ValueError:
+        """Says that the features of a folder were made by other weights."""
+        return ValueError(
+            f"features in {store.folder} are not those of the weights of {store.wanted.target!r} loaded now; "
+            "delete the folder or name another one"
+        )
 
     def _folder(self, wanted: Manifest, split: str) -> Path:
         if self.dir is not None:

@@ -128,6 +128,12 @@ def test_missing_damaged_and_foreign_files(tmp_path):
     assert contents(tmp_path) == before
     store = source.store(FakeTarget(), data, "train", False)
     assert store.damaged() == []
+    files[1].unlink()
+    nearly = FakeTarget()
+    nearly.table *= 1.01  # what is made again need not have the same bytes, on another machine
+    source.prepare(nearly, data, "train")
+    assert files[1].read_bytes() != before[f"train/{files[1].name}"]
+    assert store.damaged() == []
     content = files[2].read_bytes()
     files[2].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # by its digest
     assert store.damaged() == [files[2].name]
