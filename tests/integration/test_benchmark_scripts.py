@@ -22,3 +22,16 @@ def test_results_are_written(tiny_target: Path, tmp_path: Path) -> None:
     assert "AR at concurrency 8" in text
     for line in ("| 8 of 8 |", "| 16 | ", "| NoCorrector | ", "| naive | ", "| specdraft | ", "round / sum"):
         assert line in text, line
+
+
+def test_cached_steps_are_compared(tiny_config: Path) -> None:
+    words = ["--config", tiny_config, "--rows", "8", "--turns", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/cached_features.py", *map(str, words)],
+        check=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "online" in done.stdout.splitlines()[-1]

@@ -1,9 +1,8 @@
-"""Training on cached features is training on features extracted in every step, only faster."""
+"""Training on cached features is training on features extracted in every step."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,24 +11,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 
 from specdraft.cli import configured
 
-ROOT = Path(__file__).parents[2]
-
 
 class Watch(Callback):
-    """Losses and seconds of the steps."""
+    """Losses of the steps."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.seconds: list[float] = []
-        self._ended = perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        now = perf_counter()
         self.losses.append(float(outputs["loss"]))
-        self.seconds.append(now - self._ended)  # loading the batch included
-        self._ended = now
 
 
 def train(words: list[str], steps: int) -> Watch:
@@ -73,18 +65,3 @@ def test_cached_and_online_losses_are_equal(tiny_config: Path, tmp_path: Path) -
         cached = train([*words, *features("CachedFeatures", dtype, tmp_path / dtype)], 20).losses
         assert len(cached) == 20
         torch.testing.assert_close(torch.tensor(cached), torch.tensor(online), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("chosen")
-def test_cached_steps_take_half_the_time_or_less(tmp_path: Path) -> None:
-    """The quickstart's step; each way is measured twice, in turn, and its fastest steps count."""
-    words = ["--config", str(ROOT / "experiments/quickstart.yaml"), "--data.init_args.max_rows=80"]
-    seconds: dict[str, list[float]] = {"OnlineFeatures": [], "CachedFeatures": []}
-    for _ in range(2):
-        for name in seconds:
-            watch = train([*words, *features(name, "bfloat16", tmp_path)], 4)
-            seconds[name] += watch.seconds[1:]  # the first holds the set-up
-    online, cached = (sorted(values)[1] for values in seconds.values())
-    print(f"seconds per step: {online:.3f} online, {cached:.3f} cached, {online / cached:.1f}x")
-    assert online >= 2 * cached
