@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from specdraft.decoding import (
     PolicyFile,
     Request,
     SamplingParams,
+    alternately,
     autoregressive_decode,
     check_threshold,
     load_policy,
@@ -38,7 +40,7 @@ from specdraft.targets.packing import packed_linears
 
 
 class SpeculativeDecoding(Callback):
-    """Decode held-out prompts with drafter and corrector as they stand, against the lean baseline of the same run.
+    """Decode held-out prompts with drafter and corrector as they stand, in turns with the lean baseline.
 
     Logs under ``decode/``: ``mat`` (bonus counted, pooled over rounds), ``mat_drafts``, ``mat_prompt_mean``,
     ``mat_family/*``, ``tokens_per_second`` and ``ar_tokens_per_second`` (prefill apart), ``speedup``,
@@ -199,15 +201,19 @@ class SpeculativeDecoding(Callback):
         fixed = getattr(module, "compile_drafter", False) or is_sharded(drafter)
         packed = nullcontext() if fixed else packed_linears(drafter)
         with trainer.precision_plugin.forward_context(), gathered(drafter, module.corrector), packed:
-            baseline = autoregressive_decode(
-                module.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
+            plain = partial(
+                autoregressive_decode,
+                module.target,
+                params=self.params,
+                concurrency=self.concurrency,
+                generator=generator,
             )
-            drafted = speculative_decode(
+            drafting = partial(
+                speculative_decode,
                 module.target,
                 drafter,
                 with_threshold(module.corrector, self.confidence_threshold),
                 module.draft_head,
-                requests,
                 mask_token_id=module.target.spec.mask_token_id,
                 params=self.params,
                 concurrency=self.concurrency,
@@ -216,6 +222,7 @@ class SpeculativeDecoding(Callback):
                 rule=self.rule,
                 generator=generator,
             )
+            baseline, drafted = alternately([plain, drafting], requests, self.concurrency)
         module.train(training)
         if writer := tensorboard_writer(trainer):
             prompts = list(zip(families, texts[mine], strict=True))

@@ -1,5 +1,6 @@
 """Decoding: sampling, lossless verification, the autoregressive baseline, the speculative loop and its policies."""
 
+from specdraft.decoding.alternation import alternately
 from specdraft.decoding.autoregressive import autoregressive_decode
 from specdraft.decoding.confidence import ConfidenceCut, check_threshold, with_threshold
 from specdraft.decoding.engine import speculative_decode
@@ -27,6 +28,7 @@ __all__ = [
     "StaticTable",
     "TunedPolicy",
     "TunedTables",
+    "alternately",
     "autoregressive_decode",
     "check_threshold",
     "load_policy",
