@@ -16,37 +16,40 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from measure import machine
 
 from specdraft.cli import configured
 
 QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 
 
-class StepSeconds(Callback):
-    """Seconds between the ends of steps."""
+class Watch(Callback):
+    """Losses of the steps, and seconds between their ends."""
 
     def __init__(self) -> None:
+        self.losses: list[float] = []
         self.seconds: list[float] = []
         self._ended = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the time."""
+        """Note loss and time."""
         now = time.perf_counter()
+        self.losses.append(float(outputs["loss"]))
         if batch_idx:  # the first step holds the set-up
             self.seconds.append(now - self._ended)
         self._ended = now
 
 
-def step_seconds(words: list[str], steps: int) -> list[float]:
+def train(words: list[str], steps: int) -> Watch:
+    """Train a run of these options of ``fit`` for some steps, without validation."""
     seed_everything(1)
     module, data, _ = configured(words)
-    watch = StepSeconds()
+    watch = Watch()
     trainer = Trainer(
         accelerator="cpu",
         max_steps=steps,
+        max_epochs=-1,
         callbacks=[watch],
         logger=False,
         enable_checkpointing=False,
@@ -56,10 +59,12 @@ def step_seconds(words: list[str], steps: int) -> list[float]:
         num_sanity_val_steps=0,
     )
     trainer.fit(module, datamodule=data)
-    return watch.seconds
+    return watch
 
 
 def main() -> None:
+    from measure import machine  # beside this script; not found where only `train` is imported
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=QUICKSTART)
     parser.add_argument("--rows", type=int, default=80)
@@ -74,7 +79,7 @@ def main() -> None:
         for _ in range(options.turns):
             for name in seconds:
                 where = [f"{place}.init_args.dir={folder}"] if name == "CachedFeatures" else []
-                seconds[name] += step_seconds([*words, f"{place}={name}", *where], batch_steps)
+                seconds[name] += train([*words, f"{place}={name}", *where], batch_steps).seconds
     online, cached = (statistics.median(values) for values in seconds.values())
     print(machine())
     print(f"seconds per step: {online:.3f} online, {cached:.3f} cached, {online / cached:.1f}x")

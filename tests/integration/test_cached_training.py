@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from specdraft.cli import configured
-
-
-class Watch(Callback):
-    """Losses of the steps."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.losses.append(float(outputs["loss"]))
-
-
-def train(words: list[str], steps: int) -> Watch:
-    seed_everything(1)
-    module, data, _ = configured(words)
-    watch = Watch()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        max_epochs=-1,
-        callbacks=[watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(module, datamodule=data)
-    return watch
+from benchmarks.cached_features import train
 
 
 def features(name: str, dtype: str, folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specdraft.data.tokens import TokenisedRows
 from specdraft.types import TargetOutput, TargetSpec
 
 SPECIAL = [
@@ -103,3 +104,17 @@ def many_rows(count: int, start: int = 0) -> list[dict]:
         }
         for i in range(start, start + count)
     ]
+
+
+def rows(count=12):
+    """Rows of 2 to 8 tokens, all supervised."""
+    out = TokenisedRows()
+    for i in range(count):
+        tokens = [(i * 5 + j) % 20 for j in range(2 + i * 3 % 7)]
+        out.append(f"r{i}", "", tokens, [True] * len(tokens))
+    return out
+
+
+def contents(folder):
+    """Bytes of every file below a folder, by its path in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

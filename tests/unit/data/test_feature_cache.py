@@ -2,25 +2,12 @@ import json
 
 import pytest
 import torch
-from data_fakes import CHATML_SYSTEM, FakeTarget, tokenizer
+from data_fakes import CHATML_SYSTEM, FakeTarget, contents, rows, tokenizer
 from safetensors.torch import load_file
 
 from specdraft.data.features import CachedFeatures, OnlineFeatures
 from specdraft.data.scratch import scratch_of
-from specdraft.data.tokens import TokenisedRows
 from specdraft.types import TargetOutput
-
-
-def rows(count=7):
-    out = TokenisedRows()
-    for i in range(count):
-        tokens = [(i * 5 + j) % 20 for j in range(2 + i * 3 % 7)]
-        out.append(f"r{i}", "", tokens, [True] * len(tokens))
-    return out
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def online(target, tokens, last_hidden=False):
@@ -32,7 +19,7 @@ def online(target, tokens, last_hidden=False):
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
 def test_fp32_cache_equals_online_features(tmp_path, batch_tokens):
-    target, data = FakeTarget(), rows()
+    target, data = FakeTarget(), rows(7)
     reader = CachedFeatures(str(tmp_path), "float32", batch_tokens=batch_tokens).prepare(
         target, data, "train", last_hidden=True
     )
@@ -44,7 +31,7 @@ def test_fp32_cache_equals_online_features(tmp_path, batch_tokens):
 
 
 def test_bf16_cache_is_rounded_and_not_clipped(tmp_path):
-    target, data = FakeTarget(taps=(1, 5)), rows()  # tap 5 is scaled by 1e5, beyond fp16
+    target, data = FakeTarget(taps=(1, 5)), rows(7)  # tap 5 is scaled by 1e5, beyond fp16
     reader = CachedFeatures(str(tmp_path)).prepare(target, data, "train")
     features, hidden = reader.read(3)
     expected = online(target, data.tokens(3))[0]
@@ -59,7 +46,7 @@ def test_bf16_cache_is_rounded_and_not_clipped(tmp_path):
 
 
 def test_a_complete_cache_is_reused_and_an_incomplete_one_is_not(tmp_path):
-    source, data = CachedFeatures(str(tmp_path)), rows()
+    source, data = CachedFeatures(str(tmp_path)), rows(7)
     source.prepare(FakeTarget(), data, "train")
     again = FakeTarget()
     source.prepare(again, data, "train")
@@ -81,56 +68,56 @@ def test_a_complete_cache_is_reused_and_an_incomplete_one_is_not(tmp_path):
 )
 def test_a_cache_of_another_target_is_refused(tmp_path, target, message):
     source = CachedFeatures(str(tmp_path))
-    source.prepare(FakeTarget(), rows(), "train")
+    source.prepare(FakeTarget(), rows(7), "train")
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=message):
-        source.prepare(target(), rows(), "train")
+        source.prepare(target(), rows(7), "train")
     assert contents(tmp_path) == before
 
 
 def test_a_large_first_token_does_not_hide_other_weights(tmp_path):
     def target(seed):
         out = FakeTarget(seed=seed)
-        data = rows().tokens(0)
+        data = rows(7).tokens(0)
         out.table[data[0]] = 1e6  # as real targets do to the first token of a text
         out.features = lambda ids, positions, documents, last_hidden: TargetOutput(None, out.table[ids].repeat(1, 1, 2))
         return out
 
     source = CachedFeatures(str(tmp_path))
-    source.prepare(target(0), rows(), "train")
-    source.prepare(target(0), rows(), "train")
+    source.prepare(target(0), rows(7), "train")
+    source.prepare(target(0), rows(7), "train")
     with pytest.raises(ValueError, match="not those of the weights"):
-        source.prepare(target(1), rows(), "train")
+        source.prepare(target(1), rows(7), "train")
 
 
 def test_other_rows_types_and_missing_hidden_states_are_refused(tmp_path):
-    CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+    CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(7), "train")
     with pytest.raises(ValueError, match="row_count is 7 in the cache and 6 now"):
         CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(6), "train")
     with pytest.raises(ValueError, match="dtype is 'bfloat16' in the cache and 'float32' now"):
-        CachedFeatures(str(tmp_path), "float32").prepare(FakeTarget(), rows(), "train")
+        CachedFeatures(str(tmp_path), "float32").prepare(FakeTarget(), rows(7), "train")
     with pytest.raises(ValueError, match="last_hidden is False in the cache and True now"):
-        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train", last_hidden=True)
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(7), "train", last_hidden=True)
 
 
 def test_the_default_folder_is_chosen_by_fingerprint(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path))
     source = CachedFeatures()
     for target in (FakeTarget(), FakeTarget(taps=(0, 2)), FakeTarget()):
-        source.prepare(target, rows(), "train")
+        source.prepare(target, rows(7), "train")
     folders = list((tmp_path / "specdraft" / "features").iterdir())
     assert len(folders) == 2
     changed = FakeTarget(seed=1)  # other weights under the same name: made anew
-    features, _ = source.prepare(changed, rows(), "train").read(0)
-    assert torch.equal(features, online(changed, rows().tokens(0))[0].bfloat16().float())
+    features, _ = source.prepare(changed, rows(7), "train").read(0)
+    assert torch.equal(features, online(changed, rows(7).tokens(0))[0].bfloat16().float())
 
 
 def test_a_full_disk_is_told_with_the_needed_size(tmp_path, monkeypatch):
     usage = __import__("shutil").disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
-    size = sum(rows().lengths) * 2 * 8 * 2
+    size = sum(rows(7).lengths) * 2 * 8 * 2
     with pytest.raises(OSError, match=f"features need {size:,} bytes .* 100 are free"):
-        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(7), "train")
     assert not list(tmp_path.rglob("manifest.json"))
 
 
@@ -144,12 +131,12 @@ def test_a_disk_that_fills_up_leaves_no_manifest(tmp_path, monkeypatch):
 
     monkeypatch.setattr(FeatureStore, "create", create)
     with pytest.raises(OSError, match=r"features need .* ran full while writing"):
-        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(), "train")
+        CachedFeatures(str(tmp_path)).prepare(FakeTarget(), rows(7), "train")
     assert not list(tmp_path.rglob("manifest.json"))
 
 
 def test_values_that_are_not_finite_name_their_row(tmp_path):
-    target, data = FakeTarget(), rows()
+    target, data = FakeTarget(), rows(7)
     target.table[3] = float("nan")
     with pytest.raises(ValueError, match="features that are not finite for row 'r"):
         CachedFeatures(str(tmp_path)).prepare(target, data, "train")
@@ -160,7 +147,7 @@ def test_ranks_extract_their_share(tmp_path):
     """Two ranks in turn: the barrier of one runs the other up to the same place."""
     from threading import Barrier, Thread
 
-    barrier, data, readers = Barrier(2, timeout=20), rows(), [None, None]
+    barrier, data, readers = Barrier(2, timeout=20), rows(7), [None, None]
 
     def run(rank):
         readers[rank] = CachedFeatures(str(tmp_path), "float32").prepare(
@@ -184,15 +171,15 @@ def test_matmul_precision_is_restored(tmp_path, monkeypatch):
             return super().features(*args, **options)
 
     monkeypatch.setattr("specdraft.data.features.has_fast_bf16", lambda: True)
-    CachedFeatures(str(tmp_path / "a")).prepare(Watching(), rows(), "train")
-    CachedFeatures(str(tmp_path / "b"), "float32").prepare(Watching(), rows(), "train")
+    CachedFeatures(str(tmp_path / "a")).prepare(Watching(), rows(7), "train")
+    CachedFeatures(str(tmp_path / "b"), "float32").prepare(Watching(), rows(7), "train")
     assert set(seen[:1]) == {"medium"}
     assert seen[-1] == "highest"
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_online_features_store_nothing():
-    assert OnlineFeatures().prepare(FakeTarget(), rows(), "train") is None
+    assert OnlineFeatures().prepare(FakeTarget(), rows(7), "train") is None
 
 
 def test_unknown_options_are_refused():

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import pytest
 import torch
-from data_fakes import FakeTarget
+from data_fakes import FakeTarget, contents, rows
 
 from specdraft.data import stored_features
 from specdraft.data.feature_formats import FORMATS
@@ -18,21 +18,8 @@ from specdraft.data.feature_shards import plan_shards
 from specdraft.data.feature_store import FeatureStore
 from specdraft.data.features import CachedFeatures
 from specdraft.data.scratch import scratch_of
-from specdraft.data.tokens import TokenisedRows
 
 TINY = 100 / 2**20  # shards of 100 bytes; a token of the fake target takes 32
-
-
-def rows(count=12):
-    out = TokenisedRows()
-    for i in range(count):
-        tokens = [(i * 5 + j) % 20 for j in range(2 + i * 3 % 7)]
-        out.append(f"r{i}", "", tokens, [True] * len(tokens))
-    return out
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Dying(FakeTarget):
