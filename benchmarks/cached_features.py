@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -70,7 +69,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=80)
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
-    sys.argv = sys.argv[:1]  # the command line behind `configured` warns about words of another
     batch_steps = 5
     seconds: dict[str, list[float]] = {"OnlineFeatures": [], "CachedFeatures": []}
     with tempfile.TemporaryDirectory() as folder:

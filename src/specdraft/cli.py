@@ -95,7 +95,25 @@ class SpecDraftCLI(LightningCLI):
 
 
 class ConfiguredRun(SpecDraftCLI):
-    """Model and data of a run that is not started, and without a trainer."""
+    """Model and data of a run that is not started, without a trainer and what it calls.
+
+    Args:
+        words: Options of ``specdraft fit``.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        own, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns where both are given
+        try:
+            super().__init__(args=["fit", *words])
+        finally:
+            sys.argv = own
+
+    @override
+    def instantiate_classes(self) -> None:
+        options = self.config.fit.trainer
+        # they may need a machine, or packages, that the run has and this call has not
+        options.callbacks, options.logger = None, None
+        super().instantiate_classes()
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -112,7 +130,7 @@ def configured(words: Sequence[str]) -> tuple[DraftingModule, ChatDataModule, st
     Args:
         words: Options of ``specdraft fit``.
     """
-    run = ConfiguredRun(["fit", *words])
+    run = ConfiguredRun(words)
     return run.model, run.datamodule, str(run.config["fit"]["trainer"]["accelerator"])
 
 

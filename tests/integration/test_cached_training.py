@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from benchmarks.cached_features import train
@@ -17,12 +16,6 @@ def features(name: str, dtype: str, folder: Path) -> list[str]:
     return [f"{place}={name}", f"{place}.init_args.dtype={dtype}", f"{place}.init_args.dir={folder}"]
 
 
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["specdraft"])
-
-
-@pytest.mark.usefixtures("chosen")
 def test_cached_and_online_losses_are_equal(tiny_config: Path, tmp_path: Path) -> None:
     words = ["--config", str(tiny_config)]
     online = train([*words, *features("OnlineFeatures", "", tmp_path)], 20).losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from specdraft.data import ChatDataModule
@@ -54,24 +53,10 @@ def instantiate(words: list[str]) -> tuple[DraftingModule, ChatDataModule, Train
     Args:
         words: Words of the command line behind ``fit``.
     """
-    from specdraft.cli import SpecDraftCLI  # the command line imports this module
+    from specdraft.cli import ConfiguredRun  # the command line imports this module
 
-    class Parsed(SpecDraftCLI):
-        def instantiate_classes(self) -> None:
-            options = self.config.fit.trainer
-            # they need a machine, or packages, that the run has and this call has not
-            options.callbacks, options.logger = None, None
-            self.config_init = self.parser.instantiate_classes(self.config)
-
-        def _run_subcommand(self, subcommand: str) -> None:
-            """Nothing is run."""
-
-    own, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns where both are given
-    try:
-        cli = Parsed(args=["fit", *words])
-    finally:
-        sys.argv = own
-    options = cli.config.fit.trainer
+    run = ConfiguredRun(words)
+    options = run.config.fit.trainer
     ranks = option(options.devices, 1) * option(options.num_nodes, 1)
     strategy: Any = options.strategy if isinstance(options.strategy, str) else options.strategy.class_path
     facts = TrainerFacts(
@@ -82,5 +67,4 @@ def instantiate(words: list[str]) -> tuple[DraftingModule, ChatDataModule, Train
         max_steps=option(options.max_steps, -1),
         strategy="fsdp" if "FullySharded" in strategy else strategy,
     )
-    init = cli.config_init.fit
-    return init.model, init.data, facts
+    return run.model, run.datamodule, facts
