@@ -58,7 +58,7 @@ ablation-correctors: $(STAMP)
 		$(BIN)/specdraft compare --runs $(foreach name,corrector_none $(CORRECTORS),$(RUNS)/$(name))
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

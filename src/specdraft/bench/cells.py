@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -19,9 +19,11 @@ from specdraft.bench.latency import (
 from specdraft.bench.memory import PeakMemory
 from specdraft.bench.shapes import round_shapes
 from specdraft.decoding import DecodeResult, OnFinish, Request, RequestResult
+from specdraft.decoding.alternation import TURNS, in_turn, joined, shares
 
 Decode: TypeAlias = Callable[[list[Request], OnFinish], DecodeResult]
 AR, HF = "AR", "hf-generate"
+WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -74,41 +76,99 @@ class Measurement:
         return self.totals["timed_tokens"] / seconds if seconds else 0.0
 
 
+@dataclass
+class Job:
+    """A cell to measure.
+
+    Attributes:
+        cell: What is measured.
+        start: Makes what decodes, anew for the warm-up, so that nothing which learns or draws has done so before.
+    """
+
+    cell: Cell
+    start: Callable[[], Decode]
+
+
 def measure(
-    cell: Cell, decode: Decode, requests: Sequence[Request], journal: Journal, device: torch.device
-) -> Measurement:
-    """Decode the prompts of a cell, but for those that an interrupted run finished.
+    jobs: Sequence[Job], requests: Sequence[Request], journal: Journal, device: torch.device
+) -> list[Measurement]:
+    """Decode the prompts in the way of every cell, but for those that an interrupted run finished.
+
+    The cells take turns (see :func:`specdraft.decoding.alternation.alternately`), after a warm-up of each.
 
     Args:
-        cell: What is measured.
-        decode: Runs requests, calling back for each that ends.
+        jobs: What is measured, all at one concurrency.
         requests: All prompts.
         journal: Where finished prompts and totals are kept.
         device: Device of the target.
     """
-    done = journal.finished(cell.key)
-    totals = journal.totals(cell.key)
-    if totals is None:
-        rest = [i for i in range(len(requests)) if i not in done] or list(range(len(requests)))
+    running = [_Running(job.cell, requests, journal) for job in jobs]
+    open_jobs = [(job, state) for job, state in zip(jobs, running, strict=True) if journal.totals(job.cell.key) is None]
+    for job, _ in open_jobs:
+        # weights are packed and kernels chosen before the clock runs
+        few = [
+            replace(r, max_new_tokens=min(WARM_UP_TOKENS, r.max_new_tokens)) for r in requests[: job.cell.concurrency]
+        ]
+        job.start()(few, lambda *_: None)
+    decodes = [job.start() for job, _ in open_jobs]
+    for turn in range(TURNS):
+        for which in in_turn(len(open_jobs), turn):
+            open_jobs[which][1].advance(turn, decodes[which], device)
+    for _, state in open_jobs:
+        state.close()
+    return [Measurement(s.cell, [s.done[i] for i in range(len(requests))], s.totals()) for s in running]
+
+
+class _Running:
+    """A cell while its prompts are decoded."""
+
+    def __init__(self, cell: Cell, requests: Sequence[Request], journal: Journal) -> None:
+        self.cell, self.requests, self.journal = cell, requests, journal
+        self.done = journal.finished(cell.key)
+        self.rest = [i for i in range(len(requests)) if i not in self.done] or list(range(len(requests)))
+        self.shares = shares(len(self.rest), cell.concurrency)
+        self.parts: list[DecodeResult] = []
+        self.peaks: list[PeakMemory] = []
+
+    def advance(self, turn: int, decode: Decode, device: torch.device) -> None:
+        """Decode the share of a turn, if there is one."""
+        if turn >= len(self.shares):
+            return
+        places = self.rest[self.shares[turn]]
         with PeakMemory(device) as peak:
             out = decode(
-                [requests[i] for i in rest], lambda place, result: journal.request(cell.key, rest[place], result)
+                [self.requests[i] for i in places],
+                lambda place, result: self.journal.request(self.cell.key, places[place], result),
             )
-        done.update(zip(rest, out.results, strict=True))
-        totals = {
-            "timed_prompts": len(rest),
-            "timed_tokens": out.emitted - len(out.results),
-            "timed_rounds": out.rounds,
-            "steps": out.steps,
-            "shapes": round_shapes(out.log),
-            "prefill_seconds": out.prefill_seconds,
-            "decode_seconds": out.decode_seconds,
-            "timing": asdict(out.timing),
-            "peak_memory_mib": peak.mib,
-            "memory_kind": peak.kind,
-        }
-        journal.close(cell.key, totals)
-    return Measurement(cell, [done[i] for i in range(len(requests))], totals)
+        self.done.update(zip(places, out.results, strict=True))
+        self.parts.append(out)
+        self.peaks.append(peak)
+
+    def close(self) -> None:
+        """Write the totals."""
+        out = joined(self.parts)
+        known = [peak.mib for peak in self.peaks if peak.mib is not None]
+        self.journal.close(
+            self.cell.key,
+            {
+                "timed_prompts": len(self.rest),
+                "timed_tokens": out.emitted - len(out.results),
+                "timed_rounds": out.rounds,
+                "steps": out.steps,
+                "shapes": round_shapes(out.log),
+                "prefill_seconds": out.prefill_seconds,
+                "decode_seconds": out.decode_seconds,
+                "timing": asdict(out.timing),
+                "peak_memory_mib": max(known, default=None),
+                "memory_kind": self.peaks[0].kind,
+            },
+        )
+
+    def totals(self) -> dict[str, Any]:
+        """Totals of the cell, which has been closed."""
+        found = self.journal.totals(self.cell.key)
+        assert found is not None
+        return found
 
 
 def summary(run: Measurement, baseline: Measurement, families: Sequence[str]) -> dict[str, Any]:

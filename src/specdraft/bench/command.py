@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from specdraft.bench.cells import AR, HF, Cell, Decode, Measurement, summary
+from specdraft.bench.cells import AR, HF, Cell, Job, measure, summary
 from specdraft.bench.hf_generate import HFGenerate
 from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
 from specdraft.bench.report import line, write_reports
-from specdraft.bench.setup import Setup, autoregressive, check_blocks, fixed, measured, numbers, prepare, speculative
+from specdraft.bench.setup import Setup, autoregressive, check_blocks, fixed, numbers, prepare, speculative
 from specdraft.bench.suite import PAPER_TOKENS, suite_rows, write_paper_table
 from specdraft.callbacks.provenance import provenance
 from specdraft.commands import open_policy
-from specdraft.decoding import BlockPolicy, PolicyFile, SamplingParams
+from specdraft.decoding import BlockPolicy, DecodeResult, OnFinish, PolicyFile, Request, SamplingParams
 
 # a way to decode: block size, name of the policy that chooses it, and what makes the policy
 Choice = tuple[int, str | None, Callable[[], BlockPolicy]]
@@ -47,9 +47,9 @@ def bench(
     """Measure checkpoints against the lean autoregressive loop: MAT, tokens/s, latencies, memory, losslessness.
 
     A cell is a checkpoint, block size, concurrency and temperature; all decode the same prompts, and a row that
-    ends is refilled from the queue. Writes ``bench.json``, ``bench.md``, ``bench.png`` and, while it runs,
-    ``requests.jsonl`` with a line per finished prompt. ``--suite paper`` adds ``paper.md``, speed-up / tau per
-    evaluation set beside published figures.
+    ends is refilled from the queue. Cells of one concurrency take turns, so that drift favours none. Writes
+    ``bench.json``, ``bench.md``, ``bench.png`` and, while it runs, ``requests.jsonl`` with a line per finished prompt.
+    ``--suite paper`` adds ``paper.md``, speed-up / tau per evaluation set beside published figures.
 
     Args:
         checkpoint: Checkpoints written by ``specdraft fit``, or exported folders, all for the same target.
@@ -117,13 +117,14 @@ def bench(
     found: list[dict[str, Any]] = []
     try:
         for params in setup.settings:
-            baselines: dict[int, Measurement] = {}
-            for cell, decode in _cells(setup, blocks, levels, params, policy, baseline, seed):
-                run = measured(cell, decode, setup.requests, journal, setup.target.device)
-                if cell.method == AR:
-                    baselines[cell.concurrency] = run
-                found.append(summary(run, baselines[cell.concurrency], setup.families))
-                print(line(found[-1]), flush=True)
+            model = _hf_generate(setup) if baseline == HF else None
+            for rows in levels:
+                jobs = _jobs(setup, blocks, rows, params, policy, model, seed)
+                runs = measure(jobs, setup.requests, journal, setup.target.device)
+                for run in runs:
+                    found.append(summary(run, runs[0], setup.families))
+                    print(line(found[-1]), flush=True)
+            del model
     except KeyboardInterrupt:
         print(f"\ninterrupted; the finished prompts are in {folder / 'requests.jsonl'}, go on with --resume")
         raise
@@ -134,39 +135,39 @@ def bench(
         _profile(setup, blocks, found, levels[0], seed, folder)
 
 
-def _cells(
+def _jobs(
     setup: Setup,
     blocks: dict[str, list[int]],
-    levels: list[int],
+    rows: int,
     params: SamplingParams,
     policy: str | None,
-    baseline: str,
+    model: HFGenerate | None,
     seed: int,
-) -> Iterator[tuple[Cell, Decode]]:
-    """All cells of one temperature; the lean autoregressive loop first, since the others are compared with it."""
-    target = setup.target
-    for rows in levels:
-        yield Cell(AR, rows, params.temperature), autoregressive(target, params, rows, seed)
-    if baseline == HF:
-        model = HFGenerate(target.spec.name, target.dtype, target.device)
-        for rows in levels:
-            yield (
-                Cell(HF, rows, params.temperature),
-                lambda requests, on_finish, rows=rows: model.decode(  # type: ignore[misc]
-                    requests, params=params, concurrency=rows, seed=seed, on_finish=on_finish
-                ),
-            )
-        del model
+) -> list[Job]:
+    """All cells of one concurrency and temperature; first the autoregressive loop that the others are compared with."""
+    target, temperature = setup.target, params.temperature
+    jobs = [Job(Cell(AR, rows, temperature), partial(autoregressive, target, params, rows, seed))]
+    if model is not None:
+
+        def generate(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
+            return model.decode(requests, params=params, concurrency=rows, seed=seed, on_finish=on_finish)
+
+        jobs.append(Job(Cell(HF, rows, temperature), lambda: generate))
     for path, module in setup.modules.items():
         choices: list[Choice] = [(block, None, fixed(block)) for block in blocks[path]]
         if policy is not None:
-            chosen = open_policy(policy, module, path, params.temperature)
-            make = partial(PolicyFile.read(policy).make, params.temperature)
+            chosen = open_policy(policy, module, path, temperature)
+            make = partial(PolicyFile.read(policy).make, temperature)
             choices.append((max(chosen.sizes), Path(policy).name, make))
         for block, name, maker in choices:
-            for rows in levels:
-                cell = Cell(setup.labels[path], rows, params.temperature, block, path, name)
-                yield cell, speculative(module, params, rows, maker, seed)
+            cell = Cell(setup.labels[path], rows, temperature, block, path, name)
+            jobs.append(Job(cell, partial(speculative, module, params, rows, maker, seed)))
+    return jobs
+
+
+def _hf_generate(setup: Setup) -> HFGenerate:
+    target = setup.target
+    return HFGenerate(target.spec.name, target.dtype, target.device)
 
 
 def _profile(

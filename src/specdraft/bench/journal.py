@@ -59,6 +59,7 @@ class Journal:
 
     def close(self, cell: str, totals: dict[str, Any]) -> None:
         """Mark a cell as ended."""
+        self._totals[cell] = totals
         self._write({"cell": cell, "totals": totals})
 
     def _write(self, line: dict[str, Any]) -> None:

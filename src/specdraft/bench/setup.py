@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specdraft.bench.cells import Cell, Decode, Measurement, measure
-from specdraft.bench.journal import Journal
+from specdraft.bench.cells import Decode
 from specdraft.bench.turns import requests_of
 from specdraft.checkpoints import digest
 from specdraft.commands import load_module, prompt_rows
@@ -27,8 +26,6 @@ from specdraft.decoding import (
     speculative_decode,
 )
 from specdraft.module import DraftingModule
-
-WARM_UP_TOKENS = 8
 
 
 @dataclass
@@ -129,19 +126,8 @@ def prepare(
     return Setup(modules, labels, requests, settings, facts)
 
 
-def measured(
-    cell: Cell, decode: Decode, requests: Sequence[Request], journal: Journal, device: torch.device
-) -> Measurement:
-    """Warm up and measure a cell, unless an earlier run ended it; arguments as of :func:`measure`."""
-    if journal.totals(cell.key) is None:
-        # weights are packed and kernels chosen before the clock runs
-        few = [replace(r, max_new_tokens=min(WARM_UP_TOKENS, r.max_new_tokens)) for r in requests[: cell.concurrency]]
-        decode(few, lambda *_: None)
-    return measure(cell, decode, requests, journal, device)
-
-
 def autoregressive(target: Any, params: SamplingParams, rows: int, seed: int) -> Decode:
-    """How to decode without drafts.
+    """How to decode without drafts; the draws of a call go on where the last ended.
 
     Args:
         target: The target.
@@ -149,9 +135,9 @@ def autoregressive(target: Any, params: SamplingParams, rows: int, seed: int) ->
         rows: Requests in flight.
         seed: Seed of the sampling.
     """
+    generator = torch.Generator(device=target.device).manual_seed(seed)
 
     def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
-        generator = torch.Generator(device=target.device).manual_seed(seed)
         return autoregressive_decode(
             target, requests, params=params, concurrency=rows, generator=generator, on_finish=on_finish
         )
@@ -162,18 +148,19 @@ def autoregressive(target: Any, params: SamplingParams, rows: int, seed: int) ->
 def speculative(
     module: DraftingModule, params: SamplingParams, rows: int, policy: Callable[[], BlockPolicy], seed: int
 ) -> Decode:
-    """How to decode with a checkpoint.
+    """How to decode with a checkpoint; draws and policy of a call go on where the last ended.
 
     Args:
         module: The loaded checkpoint, in evaluation mode.
         params: How tokens are drawn.
         rows: Requests in flight.
-        policy: Makes the policy of a decode, anew each time, so that nothing is learnt in the warm-up.
+        policy: Makes the policy.
         seed: Seed of the sampling.
     """
+    generator = torch.Generator(device=module.target.device).manual_seed(seed)
+    chosen = policy()
 
     def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
-        generator = torch.Generator(device=module.target.device).manual_seed(seed)
         return speculative_decode(
             module.target,
             module.drafter,
@@ -183,7 +170,7 @@ def speculative(
             mask_token_id=module.target.spec.mask_token_id,
             params=params,
             concurrency=rows,
-            policy=policy(),
+            policy=chosen,
             generator=generator,
             on_finish=on_finish,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specdraft.decoding.requests import DecodeResult, Request
 from specdraft.types import RoundTiming
@@ -10,28 +10,43 @@ from specdraft.types import RoundTiming
 Decode = Callable[[list[Request]], DecodeResult]
 
 
-def alternately(decodes: list[Decode], requests: list[Request], concurrency: int, turns: int = 4) -> list[DecodeResult]:
+TURNS, ROWS_PER_SHARE = 4, 4
+
+
+def alternately(decodes: list[Decode], requests: list[Request], concurrency: int) -> list[DecodeResult]:
     """Decode all requests in each way, a share of them at a time; every second share in the reversed order.
 
-    Quotients of the rates then hold although seconds drift. A share is a multiple of ``concurrency``, so that batches
-    stay as full as without turns.
+    Quotients of the rates then hold although seconds drift.
 
     Args:
         decodes: The ways to decode.
         requests: What to decode.
         concurrency: Requests in flight.
-        turns: Shares at most.
 
     Returns:
         A result of each way over all requests, in their order.
     """
-    share = concurrency * max(1, -(-len(requests) // (concurrency * turns)))
     parts: list[list[DecodeResult]] = [[] for _ in decodes]
-    for turn, at in enumerate(range(0, len(requests), share)):
-        order = range(len(decodes))
-        for which in reversed(order) if turn % 2 else order:
-            parts[which].append(decodes[which](requests[at : at + share]))
+    for turn, share in enumerate(shares(len(requests), concurrency)):
+        for which in in_turn(len(decodes), turn):
+            parts[which].append(decodes[which](requests[share]))
     return [joined(each) for each in parts]
+
+
+def shares(count: int, concurrency: int) -> list[slice]:
+    """Up to four shares of ``count`` requests.
+
+    A share is a multiple of ``concurrency``, and four times as much where there are shares at all: rows run empty at
+    the end of each.
+    """
+    turns = max(1, min(TURNS, count // (ROWS_PER_SHARE * concurrency)))
+    size = concurrency * max(1, -(-count // (concurrency * turns)))
+    return [slice(at, at + size) for at in range(0, count, size)]
+
+
+def in_turn(ways: int, turn: int) -> Sequence[int]:
+    """Order of the ways in a turn: every second one reversed, so that none always follows the same other."""
+    return range(ways)[::-1] if turn % 2 else range(ways)
 
 
 def joined(parts: list[DecodeResult]) -> DecodeResult:

@@ -51,8 +51,8 @@ def check_run(meter: Meter, tables: TunedTables, predicted: Grid, levels: Sequen
     by_policy: dict[str, dict[Pair, float]] = {cls.__name__: {} for cls in policies}
     baseline = {}
     for rows in levels:
-        baseline[rows] = meter.baseline(rows)
-        for key, values in meter.check(rows, ways).items():
+        by_way, baseline[rows] = meter.check(rows, ways)
+        for key, values in by_way.items():
             for workload, value in values.items():
                 if isinstance(key, int):
                     found.setdefault((workload, rows), {})[key] = value

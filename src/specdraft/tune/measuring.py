@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from specdraft.bench.cells import AR, Cell, Measurement
+from specdraft.bench.cells import AR, Cell, Job, Measurement, measure
 from specdraft.bench.journal import Journal
-from specdraft.bench.setup import Setup, autoregressive, fixed, measured, speculative
+from specdraft.bench.setup import Setup, autoregressive, fixed, speculative
 from specdraft.bench.shapes import fullest
 from specdraft.decoding import BlockPolicy, Request, RequestResult, SamplingParams
 from specdraft.decoding.tuned import ALL
@@ -96,51 +97,52 @@ class Meter:
                     found.setdefault((size, rows), []).append(median(shape["median_seconds"] for shape in shapes))
         return {size: {rows: median(found[size, rows]) for rows in levels} for size in sizes}
 
-    def check(self, rows: int, ways: Sequence[Way]) -> dict[int | str, dict[str, Throughput]]:
+    def check(self, rows: int, ways: Sequence[Way]) -> tuple[dict[int | str, dict[str, Throughput]], float]:
         """Measured throughput with full rows, by way and workload, and of ``all`` together.
 
-        The ways follow each other within a workload, so that what is compared is measured close together.
+        The ways and the lean autoregressive loop take turns within a workload.
 
         Args:
             rows: Requests in flight.
             ways: What is compared.
+
+        Returns:
+            The throughputs, and tokens per second of the autoregressive loop over all workloads.
         """
-        counted: dict[int | str, dict[str, list[dict[str, Any]]]] = {way.key: {} for way in ways}
+        keys: list[int | str] = [way.key for way in ways]
+        counted: dict[int | str, dict[str, list[dict[str, Any]]]] = {key: {} for key in [AR, *keys]}
         for workload in sorted(set(self.setup.families)):
             own = [request for request in self.setup.requests if request.workload == workload]
             requests = taken(own, 0, max(len(own), PROMPTS_PER_ROW * rows))
-            for way in ways:
-                run = self._run(way.size, way.policy, rows, requests, f"check-{workload}", way.name)
-                counted[way.key][workload] = fullest(run.totals["shapes"])
-        return {key: pooled(shapes) for key, shapes in counted.items()}
-
-    def baseline(self, rows: int) -> float:
-        """Tokens per second of the lean autoregressive loop with full rows."""
-        decode = autoregressive(self.setup.target, self.params, rows, self.seed)
-        requests = taken(self.setup.requests, 0, max(len(self.setup.requests), PROMPTS_PER_ROW * rows))
-        cell = Cell(AR, rows, self.params.temperature, part="check")
-        return throughput(fullest(self._measured(cell, decode, requests).totals["shapes"])).tokens_per_second
+            part = f"check-{workload}"
+            plain = Job(
+                Cell(AR, rows, self.params.temperature, part=part),
+                partial(autoregressive, self.setup.target, self.params, rows, self.seed),
+            )
+            jobs = [plain, *(self._job(way.size, way.policy, rows, part, way.name) for way in ways)]
+            for key, run in zip(counted, self._measured(jobs, requests), strict=True):
+                counted[key][workload] = fullest(run.totals["shapes"])
+        found = {key: pooled(shapes) for key, shapes in counted.items()}
+        return {key: found[key] for key in keys}, found[AR][ALL].tokens_per_second
 
     def _run(
-        self,
-        size: int,
-        policy: Callable[[], BlockPolicy],
-        rows: int,
-        requests: Sequence[Request],
-        part: str,
-        name: str | None = None,
+        self, size: int, policy: Callable[[], BlockPolicy], rows: int, requests: Sequence[Request], part: str
     ) -> Measurement:
-        cell = Cell(self.setup.labels[self.path], rows, self.params.temperature, size, self.path, name, part)
-        return self._measured(cell, speculative(self.module, self.params, rows, policy, self.seed), requests)
+        return self._measured([self._job(size, policy, rows, part)], requests)[0]
 
-    def _measured(self, cell: Cell, decode: Any, requests: Sequence[Request]) -> Measurement:
-        run = measured(cell, decode, requests, self.journal, self.setup.target.device)
-        if not run.totals["shapes"]:
-            raise ValueError(
-                f"no round was decoded in {cell.title} ({cell.part}): every answer ends with its first token; "
-                "give other prompts"
-            )
-        return run
+    def _job(self, size: int, policy: Callable[[], BlockPolicy], rows: int, part: str, name: str | None = None) -> Job:
+        cell = Cell(self.setup.labels[self.path], rows, self.params.temperature, size, self.path, name, part)
+        return Job(cell, partial(speculative, self.module, self.params, rows, policy, self.seed))
+
+    def _measured(self, jobs: Sequence[Job], requests: Sequence[Request]) -> list[Measurement]:
+        runs = measure(jobs, requests, self.journal, self.setup.target.device)
+        for run in runs:
+            if not run.totals["shapes"]:
+                raise ValueError(
+                    f"no round was decoded in {run.cell.title} ({run.cell.part}): every answer ends with its first "
+                    "token; give other prompts"
+                )
+        return runs
 
 
 def by_workload(results: Sequence[RequestResult], families: Sequence[str]) -> dict[str, list[RequestResult]]:

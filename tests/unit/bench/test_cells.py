@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from specdraft.bench import Cell, measure, summary
+from specdraft.bench import Cell, Job, measure, summary
 from specdraft.bench.journal import Journal
 from specdraft.decoding import DecodeResult, Request, RequestResult
 from specdraft.types import RoundTiming
@@ -34,10 +34,21 @@ REQUESTS = [Request([i], 3) for i in range(5)]
 CELL = Cell("run/best", 2, 0.0, 4, "best.ckpt")
 
 
+def measured(cell, decode, requests, journal):
+    """Measure one cell without the warm-up's call in the record."""
+    return measure([Job(cell, started(decode))], requests, journal, CPU)[0]
+
+
+def started(decode):
+    """What makes the decode of the warm-up, which does nothing, and then the one that is measured."""
+    made = iter([lambda requests, on_finish: None, decode])
+    return lambda: next(made)
+
+
 def test_an_interrupted_cell_goes_on(tmp_path):
     path, calls = tmp_path / "requests.jsonl", []
     with pytest.raises(KeyboardInterrupt):
-        measure(CELL, fake_decode(calls, stop_after=3), REQUESTS, Journal(path, {"seed": 0}), CPU)
+        measured(CELL, fake_decode(calls, stop_after=3), REQUESTS, Journal(path, {"seed": 0}))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("index") for line in lines] == [None, 0, 1, 2]
     with path.open("a") as file:
@@ -46,21 +57,42 @@ def test_an_interrupted_cell_goes_on(tmp_path):
         Journal(path, {"seed": 0})
     with pytest.raises(ValueError, match="seed 0, not 1"):
         Journal(path, {"seed": 1}, resume=True)
-    run = measure(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True), CPU)
+    run = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True))
     assert calls == [[0, 1, 2, 3, 4], [3, 4]]
     assert [r.tokens[0] for r in run.results] == [0, 1, 2, 3, 4]
     assert run.totals["timed_prompts"] == 2
     assert run.tokens_per_second == 2 * 2 / 2.0
-    again = measure(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True), CPU)
+    again = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True))
     assert len(calls) == 2
     assert again.totals == run.totals
     assert again.results == run.results
 
 
+def test_cells_take_turns(tmp_path):
+    journal = Journal(tmp_path / "requests.jsonl", {})
+    requests, order = [Request([i], 3) for i in range(8)], []
+
+    def job(name):
+        decode = fake_decode([])
+
+        def noted(requests, on_finish):
+            order.append((name, [r.prompt_ids[0] for r in requests]))
+            return decode(requests, on_finish)
+
+        return Job(Cell(name, 1, 0.0, 4), started(noted))
+
+    runs = measure([job("a"), job("b")], requests, journal, CPU)
+    first, second = [0, 1, 2, 3], [4, 5, 6, 7]
+    assert order == [("a", first), ("b", first), ("b", second), ("a", second)]
+    for run in runs:
+        assert [r.tokens[0] for r in run.results] == list(range(8))
+        assert (run.totals["decode_seconds"], run.totals["steps"], run.totals["timed_rounds"]) == (4.0, 4, 8)
+
+
 def test_summary(tmp_path):
     journal = Journal(tmp_path / "requests.jsonl", {})
-    plain = measure(Cell("AR", 2, 0.0), fake_decode([]), REQUESTS, journal, CPU)
-    run = measure(CELL, fake_decode([]), REQUESTS, journal, CPU)
+    plain = measured(Cell("AR", 2, 0.0), fake_decode([]), REQUESTS, journal)
+    run = measured(CELL, fake_decode([]), REQUESTS, journal)
     run.results[1].tokens[2] += 1
     run.totals["decode_seconds"] = 1.0
     found = summary(run, plain, ["a", "b", "a", "b", "a"])
