@@ -18,34 +18,37 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(BIN)/specdraft fit --config experiments/quickstart.yaml
 
-# DScout's parts one by one and left out one by one, over RUN. BUDGET=steps: equal steps; BUDGET=slots: equal supervised
-# slots, STEPS of the base and more for runs that supervise fewer per step (shares for quarters of a block of 5 and a
-# quarter of the blocks unmasked; train/supervised_slots shows them); BUDGET=time: equal TIME (days:hours:minutes:seconds).
-# FIT holds further options, such as "--seed_everything 43".
+# DScout's parts one by one and left out one by one, over RUN with blocks of BLOCK slots. BUDGET=steps: equal steps, each
+# run measured at its last; BUDGET=slots: equal supervised slots, STEPS of the base and more for runs that supervise fewer
+# per step (shares for quarters of a block of 8 and a quarter of the blocks unmasked; train/supervised_slots shows them);
+# BUDGET=time: equal TIME (days:hours:minutes:seconds) of at most STEPS steps, measured as often as RUN says.
+# FIT holds further options, such as "--seed_everything 43"; RUNS is the save_dir of RUN's logger.
 RUN ?= experiments/quickstart.yaml
+BLOCK ?= 8
 BUDGET ?= steps
 STEPS ?= 600
 TIME ?= 00:00:30:00
 FIT ?=
+RUNS ?= runs
 PERCENT_dscout_1_base := 100
-PERCENT_dscout_2_mixed_horizon := 70
-PERCENT_dscout_3_unmasking := 62
-PERCENT_dscout_4_acceptance_weighted := 62
+PERCENT_dscout_2_mixed_horizon := 62
+PERCENT_dscout_3_unmasking := 56
+PERCENT_dscout_4_acceptance_weighted := 56
 PERCENT_dscout_without_mixed_horizon := 90
-PERCENT_dscout_without_unmasking := 70
-budget_steps = --trainer.max_steps=$(STEPS)
-budget_slots = --trainer.max_steps=$(shell echo $$(($(STEPS) * 100 / $(PERCENT_$(1)))))
+PERCENT_dscout_without_unmasking := 62
+last_step = --trainer.max_steps=$(1) --trainer.val_check_interval=$(1)
+budget_steps = $(call last_step,$(STEPS))
+budget_slots = $(call last_step,$(shell echo $$(($(STEPS) * 100 / $(PERCENT_$(1))))))
 budget_time = --trainer.max_steps=$(STEPS) --trainer.max_time=$(TIME)
 DSCOUT := $(basename $(notdir $(sort $(wildcard experiments/ablations/dscout_*.yaml))))
 
 ablation-dscout: $(STAMP)
 	$(foreach name,$(DSCOUT),$(BIN)/specdraft fit --config $(RUN) --config experiments/ablations/$(name).yaml \
-		$(call budget_$(BUDGET),$(name)) $(FIT) &&) $(BIN)/specdraft compare --runs runs/
+		--model.drafter.init_args.block_size=$(BLOCK) $(call budget_$(BUDGET),$(name)) $(FIT) &&) \
+		$(BIN)/specdraft compare --runs $(addprefix $(RUNS)/,$(DSCOUT))
 
 # Every corrector for STEPS steps on one frozen drafter, CHECKPOINT, which RUN (or the same options) has trained; without a
-# corrector there is nothing to train, so that run only decodes. Each is measured at its last step. FIT holds further
-# options, such as "--seed_everything 43"; RUNS is the save_dir of RUN's logger.
-RUNS ?= runs
+# corrector there is nothing to train, so that run only decodes. Each is measured at its last step.
 CORRECTORS := $(filter-out corrector_none,$(basename $(notdir $(sort $(wildcard experiments/ablations/corrector_*.yaml)))))
 frozen = --config $(RUN) --config experiments/ablations/$(1).yaml --config experiments/ablations/frozen_drafter.yaml \
 	--model.init_from $(CHECKPOINT) $(FIT)
@@ -53,9 +56,8 @@ frozen = --config $(RUN) --config experiments/ablations/$(1).yaml --config exper
 ablation-correctors: $(STAMP)
 	$(if $(CHECKPOINT),,$(error CHECKPOINT is empty; name the drafter: make ablation-correctors CHECKPOINT=runs/quickstart/version_0/checkpoints/best.ckpt))
 	$(BIN)/specdraft validate $(call frozen,corrector_none) && \
-		$(foreach name,$(CORRECTORS),$(BIN)/specdraft fit $(call frozen,$(name)) --trainer.max_steps=$(STEPS) \
-			--trainer.val_check_interval=$(STEPS) &&) \
-		$(BIN)/specdraft compare --runs $(foreach name,corrector_none $(CORRECTORS),$(RUNS)/$(name))
+		$(foreach name,$(CORRECTORS),$(BIN)/specdraft fit $(call frozen,$(name)) $(call last_step,$(STEPS)) &&) \
+		$(BIN)/specdraft compare --runs $(addprefix $(RUNS)/,corrector_none $(CORRECTORS))
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
