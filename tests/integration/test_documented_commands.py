@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from documented import PAGES, ROOT, commands, fenced, lines_with
+from documented import PAGES, ROOT, command_lines, commands, fenced, includes, lines_with
 from jsonargparse import capture_parser
 
 from specdraft import cli
@@ -18,8 +18,7 @@ from specdraft import cli
 TRAINING = ("fit", "validate", "test", "predict")
 RUNS = tuple(cli.RUN_COMMANDS)
 ALL = sorted({tuple(words) for page in PAGES for words in commands(page)})
-IMPORTS = "from torch import Tensor\nfrom specdraft.objectives import Scores, Weighting\n"
-IMPORTS += "from specdraft.types import BlockBatch\n"
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder from which the documented paths are right, with the part that the README writes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    (tmp_path / "my_parts.py").write_text(IMPORTS + fenced(ROOT / "README.md", "python")[0])
+    (tmp_path / "my_parts.py").write_text(fenced(ROOT / "README.md", "python")[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
 
@@ -108,6 +107,40 @@ def test_configurations_parse(parser: Any, page: Path, tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(given))
         chosen = parser.parse_args(["fit", "--config", str(path)]).fit
         assert chosen.data.class_path == "specdraft.data.ChatDataModule"
+
+
+def test_files_of_the_how_tos_appear_in_their_pages() -> None:
+    """A marker that is no marker is shown as it stands, and no build complains."""
+    shown = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for line in includes(page):
+            found = re.fullmatch(r'--8<-- "(docs/examples/(\w+\.py))"', line)
+            assert found, f"{page.name}: {line}"
+            path, name = found.groups()
+            assert f"[{path}](../examples/{name})" in text.split(line)[0], f"{page.name}: no link to {path} above it"
+            shown.append(ROOT / path)
+    assert sorted(shown) == EXAMPLES
+
+
+def test_commands_with_a_part_of_the_how_tos_say_where_it_lies() -> None:
+    lines = [line for page in PAGES for line in command_lines(page)]
+    for path in EXAMPLES:
+        mine = [line for line in lines if f"={path.stem}." in line]
+        assert mine, f"no command uses {path.name}"
+        for line in mine:
+            assert line.startswith("PYTHONPATH=docs/examples "), line
+
+
+def test_variants_of_the_quickstart_have_names_of_their_own() -> None:
+    """Runs of one name count as repetitions of one setting."""
+    begins = [words for words in ALL if words[:3] == ("fit", "--config", "experiments/quickstart.yaml")]
+    overlays = re.compile(r"experiments/ablations/(corrector|dscout)_")  # these bring a name
+    variants = [w for w in begins if len(w) > 3 and "--ckpt_path" not in w and "--print_config" not in w]
+    assert len(variants) > 8
+    for words in variants:
+        named = any(word.startswith("--trainer.logger.init_args.name=") for word in words)
+        assert named or any(overlays.match(word) for word in words), " ".join(words)
 
 
 def test_make_targets_and_scripts_exist() -> None:

@@ -1,4 +1,4 @@
-"""The files of the how-tos: all four parts at once in a real run, and back from its checkpoint."""
+"""The files of the how-tos: all parts at once in a real run, and back from its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from documented import ROOT
 from test_fit import scalars
+from torch.nn import functional as F
 
 from specdraft.commands import load_module
 from specdraft.types import TargetSpec
@@ -27,7 +28,7 @@ def part(name: str, module: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def test_four_parts_train_decode_and_reload(
+def test_parts_train_decode_and_reload(
     run_cli: Run, tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = tiny_config.read_text()
@@ -38,6 +39,7 @@ def test_four_parts_train_decode_and_reload(
     run_cli(
         *("fit", "--config", tiny_config, "--model.corrector=token_before.TokenBefore", "--model.corrector.rank=8"),
         "--model.objective.init_args.weighting=reciprocal.Reciprocal",
+        "--model.objective.init_args.prediction=focal.Focal",
         "--trainer.callbacks+=zero_prefix.ZeroPrefix",
     )
     values = scalars(tmp_path / "runs/tiny/v")
@@ -70,3 +72,13 @@ def test_the_drafter_decodes_as_it_trains() -> None:
         drafter.extend(features[:, :anchor], cache)
         cache.advance(anchor)
         torch.testing.assert_close(drafter.draft(embeds[:, place], cache), trained[:, place])
+
+
+def test_the_loss_is_cross_entropy_with_less_weight_on_what_is_known() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(5, 7), torch.randint(7, (5,))
+    loss = part("Focal", "focal")(gamma=2.0)
+    cross_entropy = F.cross_entropy(logits, labels, reduction="none")
+    known = torch.softmax(logits, -1).gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(loss.forward(logits, labels, None), (1 - known) ** 2 * cross_entropy)
+    torch.testing.assert_close(part("Focal", "focal")(gamma=0.0).forward(logits, labels, None), cross_entropy)
