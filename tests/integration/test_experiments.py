@@ -41,3 +41,9 @@ def test_overlay_and_short_form_are_the_same_run(run_cli: Run, capsys: pytest.Ca
         parsed.append(yaml.safe_load(capsys.readouterr().out))
         parsed[-1]["trainer"]["logger"]["init_args"].pop("name")
     assert parsed[0] == parsed[1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "parts").glob("callbacks*.yaml")), ids=lambda p: p.stem)
+def test_every_set_of_callbacks_has_the_views_of_tensorboard(path: Path) -> None:
+    names = [entry["class_path"] for entry in yaml.safe_load(path.read_text())]
+    assert {"SpeculativeDecoding", "TrainingThroughput", "HParams", "ScalarLayout", "Provenance"} <= set(names)
