@@ -93,8 +93,8 @@ def test_type_on_disk_changes_what_is_stored_but_not_the_step(
 ) -> None:
     printed = {}
     for dtype in (None, "bfloat16", "int8"):
-        cached = [] if dtype is None else ["data.init_args.features=CachedFeatures", f"data.init_args.features.init_args.dtype={dtype}"]
-        words = ["--set", *cached] if cached else []
+        options = ("features=CachedFeatures", f"features.init_args.dtype={dtype}") if dtype else ()
+        words = ["--set", *(f"data.init_args.{option}" for option in options)] if options else []
         run_cli("estimate", "--config", tiny_config, "--kernels", "cpu", *words)
         printed[dtype] = capsys.readouterr().out
     # 2 taps of 32 values; int8 has a scale in fp32 for each tap beside them

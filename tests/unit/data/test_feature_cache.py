@@ -6,7 +6,7 @@ from data_fakes import CHATML_SYSTEM, FakeTarget, contents, rows, tokenizer
 from safetensors.torch import load_file
 
 from specdraft.data.features import CachedFeatures, OnlineFeatures
-from specdraft.data.scratch import scratch_of
+from specdraft.scratch import scratch_of
 from specdraft.types import TargetOutput
 
 
