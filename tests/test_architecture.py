@@ -32,7 +32,7 @@ MAY_USE = {
     | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
     "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
-    "estimate": BASE | MIDDLE | {"module", "data", "cli"},
+    "estimate": BASE | MIDDLE | {"module", "data"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
     "regenerate": BASE | MIDDLE | {"data", "commands", "progress"},

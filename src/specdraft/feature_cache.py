@@ -19,7 +19,7 @@ from specdraft.data.tokens import TokenisedRows
 from specdraft.module import DraftingModule
 
 UNASKED_BYTES = 1 << 30
-Configured = Callable[[Sequence[str]], tuple[DraftingModule, ChatDataModule, str]]
+Configured = Callable[[Sequence[str]], tuple[DraftingModule, ChatDataModule, Any]]
 
 
 def cache(words: Sequence[str], configured: Configured) -> None:
@@ -27,7 +27,7 @@ def cache(words: Sequence[str], configured: Configured) -> None:
 
     Args:
         words: Options of :func:`_options`, and those of ``specdraft fit``, a ``--config`` at least.
-        configured: Makes model and data of the options of ``fit``, and tells the accelerator that they name.
+        configured: Makes model and data of the options of ``fit``, and gives those of the trainer.
 
     Raises:
         ValueError: If the data are not cached, or the cache there does not fit.
@@ -36,14 +36,14 @@ def cache(words: Sequence[str], configured: Configured) -> None:
     options, rest = _options().parse_known_args(list(words))
     if not 0 <= options.rank < options.world_size:
         raise ValueError(f"rank {options.rank} must be in 0..{options.world_size - 1}, the ranks of world_size")
-    module, data, accelerator = configured(rest)
+    module, data, trainer = configured(rest)
     source = data.features
     if not isinstance(source, CachedFeatures):
         raise ValueError(
             f"the data's features are {type(source).__name__}, which stores nothing; add "
             "--data.init_args.features=CachedFeatures"
         )
-    module.to(_device(options.device, accelerator))
+    module.to(_device(options.device, str(trainer.accelerator)))
     data.connect(module.target, module.needs_last_hidden)
     jobs = [
         (name, data.tokens(name), source.store(module.target, data.tokens(name), name, module.needs_last_hidden))

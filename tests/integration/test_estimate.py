@@ -57,7 +57,7 @@ def test_options_of_the_run_change_the_estimate(
     printed = []
     words = ("estimate", "--config", tiny_config)
     more = ["model.corrector=DCOCO", "model.corrector.candidates=4", "trainer.devices=4"]
-    for options in ([], ["--set", *more], ["--set", *more, "trainer.strategy=fsdp2"]):
+    for options in ([], ["--set", *more], [*(f"--{word}" for word in more), "--set", "trainer.strategy=fsdp2"]):
         run_cli(*words, *options, "--kernels", "cpu", "--tflops", 1)
         printed.append(capsys.readouterr().out)
     plain, corrected, sharded = printed
