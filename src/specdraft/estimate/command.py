@@ -58,7 +58,7 @@ def _options() -> argparse.ArgumentParser:
         description="Print parameters, memory, work and time of a training step. Neither weights nor data are read: a "
         "configuration of the target suffices (Qwen/Qwen3-4B and Qwen/Qwen3-8B are packaged, others come from a folder "
         "with config.json or the local cache).",
-        epilog="All other options are those of `specdraft fit`: --config FILE, and changes, --trainer.devices=4 for one.",
+        epilog="All other options are those of `specdraft fit`: --config FILE, and changes as --trainer.devices=4.",
         allow_abbrev=False,
     )
     parser.add_argument(
