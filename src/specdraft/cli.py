@@ -41,13 +41,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "regenerate": regenerate,
     "bench": bench,
     "tune": tune,
-    "estimate": estimate,
     "compare": compare,
     "export": export,
     "inspect": inspect,
 }
 # commands that take the options of fit
-RUN_COMMANDS: dict[str, Callable[..., Any]] = {"cache": cache}
+RUN_COMMANDS: dict[str, Callable[..., Any]] = {"cache": cache, "estimate": estimate}
 # commands whose first word may be given without its option
 POSITIONAL = {"inspect": "--path"}
 
@@ -124,14 +123,14 @@ class ConfiguredRun(SpecDraftCLI):
         pass
 
 
-def configured(words: Sequence[str]) -> tuple[DraftingModule, ChatDataModule, str]:
-    """Model, data and accelerator of a run.
+def configured(words: Sequence[str]) -> tuple[DraftingModule, ChatDataModule, Any]:
+    """Model and data of a run, and the options of its trainer.
 
     Args:
         words: Options of ``specdraft fit``.
     """
     run = ConfiguredRun(words)
-    return run.model, run.datamodule, str(run.config["fit"]["trainer"]["accelerator"])
+    return run.model, run.datamodule, run.config.fit.trainer
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -145,9 +144,6 @@ def main(args: Sequence[str] | None = None) -> None:
         command = COMMANDS[words[0]]
         if words[0] in POSITIONAL and len(words) > 1 and not words[1].startswith("-"):
             words.insert(1, POSITIONAL[words[0]])
-        if words[0] == "estimate":
-            # a parser of its own would read the file behind --config as options of the command
-            words = [re.sub(r"^--config(?=$|=)", "--configs", word) for word in words]
         auto_cli(command, args=option_words(command, words[1:]), as_positional=False, prog=f"specdraft {words[0]}")
         return
     if words and words[0] in RUN_COMMANDS:

@@ -19,7 +19,7 @@ from specdraft.data.tokens import TokenisedRows
 from specdraft.module import DraftingModule
 
 UNASKED_BYTES = 1 << 30
-Configured = Callable[[Sequence[str]], tuple[DraftingModule, ChatDataModule, str]]
+Configured = Callable[[Sequence[str]], tuple[DraftingModule, ChatDataModule, Any]]
 
 
 def cache(words: Sequence[str], configured: Configured) -> None:
@@ -27,7 +27,7 @@ def cache(words: Sequence[str], configured: Configured) -> None:
 
     Args:
         words: Options of :func:`_options`, and those of ``specdraft fit``, a ``--config`` at least.
-        configured: Makes model and data of the options of ``fit``, and tells the accelerator that they name.
+        configured: Makes model and data of the options of ``fit``, and gives those of the trainer.
 
     Raises:
         ValueError: If the data are not cached, or the cache there does not fit.
@@ -36,14 +36,14 @@ def cache(words: Sequence[str], configured: Configured) -> None:
     options, rest = _options().parse_known_args(list(words))
     if not 0 <= options.rank < options.world_size:
         raise ValueError(f"rank {options.rank} must be in 0..{options.world_size - 1}, the ranks of world_size")
-    module, data, accelerator = configured(rest)
+    module, data, trainer = configured(rest)
     source = data.features
     if not isinstance(source, CachedFeatures):
         raise ValueError(
             f"the data's features are {type(source).__name__}, which stores nothing; add "
             "--data.init_args.features=CachedFeatures"
         )
-    module.to(_device(options.device, accelerator))
+    module.to(_device(options.device, str(trainer.accelerator)))
     data.connect(module.target, module.needs_last_hidden)
     jobs = [
         (name, data.tokens(name), source.store(module.target, data.tokens(name), name, module.needs_last_hidden))
@@ -55,17 +55,22 @@ def cache(words: Sequence[str], configured: Configured) -> None:
         return
     # other processes may be at work in a folder, so that nothing is discarded unless this is the only one
     refuse = source.dir is not None or options.world_size > 1
-    for name, _, store in jobs:
+    missing, outdated = 0, []
+    for name, rows, store in jobs:
         if store.stale(refuse=refuse):
             store.discard()
-        print(_described(name, store), flush=True)
-    if not _confirmed(sum(store.missing_bytes for *_, store in jobs), options.yes):
-        raise SystemExit("nothing was written")
-    for name, rows, store in jobs:
-        if not matches(module.target, rows, store):
+        other = not matches(module.target, rows, store)
+        if other:
             if refuse:
                 raise source.other_weights(store)
-            store.discard()
+            outdated.append(store)  # what is there goes when its successor is agreed to
+        print(_described(name, store, other), flush=True)
+        missing += store.size if other else store.missing_bytes
+    if not _confirmed(missing, options.yes):
+        raise SystemExit("nothing was written")
+    for store in outdated:
+        store.discard()
+    for name, rows, store in jobs:
         if not store.complete:
             store.create()
             source.fill(module.target, rows, store, options.rank, options.world_size)
@@ -111,8 +116,8 @@ def _device(wanted: str, accelerator: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _described(name: str, store: FeatureStore) -> str:
-    missing, place = store.missing_bytes, store.folder
+def _described(name: str, store: FeatureStore, other_weights: bool) -> str:
+    missing, place = store.size if other_weights else store.missing_bytes, store.folder
     while not place.exists():
         place = place.parent
     free = os.statvfs(place)
@@ -122,6 +127,7 @@ def _described(name: str, store: FeatureStore) -> str:
         f"({len(wanted.taps)} taps of {wanted.hidden_size} as {wanted.dtype}"
         f"{', last hidden states' if 'last_hidden' in store.columns else ''}) = {_size(store.size)}; "
         f"{_size(missing)} to write into {Path(store.folder)}, {_size(free.f_bavail * free.f_frsize)} free"
+        f"{' (in place of features of other weights)' if other_weights else ''}"
     )
 
 

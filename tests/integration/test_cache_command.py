@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from specdraft import feature_cache
 from specdraft.targets.hf import HFTarget
@@ -104,6 +106,34 @@ def test_a_large_cache_is_asked_for(
     assert not (tmp_path / "features").exists()
     run_cli(*words, "--yes")
     assert (tmp_path / "features/train/manifest.json").exists()
+
+
+def test_features_of_other_weights_count_as_missing_and_stay_until_their_successors_are_agreed_to(
+    run_cli: Run,
+    tiny_config: Path,
+    tiny_target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path / "cached"))
+    target = tmp_path / "target"
+    shutil.copytree(tiny_target, target)
+    words = ("cache", "--config", tiny_config, CACHED[0], "--model.target.path", target, "--splits", "val")
+    run_cli(*words)
+    (shard,) = (tmp_path / "cached").rglob("*.safetensors")
+    before = shard.read_bytes()
+    weights = load_file(target / "model.safetensors")
+    save_file({name: -value for name, value in weights.items()}, target / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(feature_cache, "UNASKED_BYTES", 1000)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="would be written, more than"):
+        run_cli(*words)
+    assert "in place of features of other weights" in capsys.readouterr().out
+    assert shard.read_bytes() == before
+    run_cli(*words, "--yes")
+    assert shard.read_bytes() != before
 
 
 def test_a_run_that_stores_nothing_is_told_so(run_cli: Run, tiny_config: Path) -> None:

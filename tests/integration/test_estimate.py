@@ -57,7 +57,7 @@ def test_options_of_the_run_change_the_estimate(
     printed = []
     words = ("estimate", "--config", tiny_config)
     more = ["model.corrector=DCOCO", "model.corrector.candidates=4", "trainer.devices=4"]
-    for options in ([], ["--set", *more], ["--set", *more, "trainer.strategy=fsdp2"]):
+    for options in ([], ["--set", *more], [*(f"--{word}" for word in more), "--set", "trainer.strategy=fsdp2"]):
         run_cli(*words, *options, "--kernels", "cpu", "--tflops", 1)
         printed.append(capsys.readouterr().out)
     plain, corrected, sharded = printed
@@ -86,3 +86,28 @@ def test_bad_options_are_named(run_cli: Run, tiny_config: Path, options: list[ob
 def test_packaged_configurations_name_their_source() -> None:
     for name, fields in published().items():
         assert fields["source"].startswith("https://huggingface.co/" + name)
+
+
+def test_type_on_disk_changes_what_is_stored_but_not_the_step(
+    run_cli: Run, capsys: pytest.CaptureFixture[str], tiny_config: Path
+) -> None:
+    printed = {}
+    for dtype in (None, "bfloat16", "int8"):
+        options = ("features=CachedFeatures", f"features.init_args.dtype={dtype}") if dtype else ()
+        words = ["--set", *(f"data.init_args.{option}" for option in options)] if options else []
+        run_cli("estimate", "--config", tiny_config, "--kernels", "cpu", *words)
+        printed[dtype] = capsys.readouterr().out
+    # 2 taps of 32 values; int8 has a scale in fp32 for each tap beside them
+    for dtype, size in {None: 2 * 32 * 4, "bfloat16": 2 * 32 * 2, "int8": 2 * 32 + 2 * 4}.items():
+        assert f"stored features: {size} bytes per token" in printed[dtype]
+    memory = [text[text.index("memory of a rank") : text.index("work of")] for text in printed.values()]
+    assert memory[0] == memory[1] == memory[2]
+
+
+@pytest.mark.parametrize("batching", ["Packed", "Bucketed"])
+def test_conversations_are_not_divided_by_batches_whose_number_of_them_is_open(
+    run_cli: Run, tiny_config: Path, batching: str
+) -> None:
+    options = [f"data.init_args.batching={batching}", "data.init_args.batching.init_args.tokens_per_batch=4096"]
+    with pytest.raises(ValueError, match=rf"depends on the lengths .* with {batching}.*leave out rows \(--rows\)"):
+        run_cli("estimate", "--config", tiny_config, "--rows", 100, "--set", *options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdraft.correctors import DominoCorrector
 from specdraft.drafters import DFlash
@@ -217,6 +219,46 @@ def test_convert_and_describe(tiny_target: Path, tmp_path: Path, capsys: pytest.
     assert "this format is DCOCO's" in text
     with pytest.raises(ValueError, match="the target's name"):
         export(source, "speculators", str(tmp_path / "speculators"))
+
+
+@pytest.fixture
+def gemma(tiny_target: Path, tmp_path: Path) -> Path:
+    """A random Gemma 3, whose embedding module multiplies by the root of the width."""
+    folder = tmp_path / "gemma"
+    shutil.copytree(tiny_target, folder)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB, hidden_size=H, intermediate_size=INNER, num_hidden_layers=4, num_attention_heads=HEADS,
+        num_key_value_heads=KV, head_dim=D, max_position_embeddings=256, sliding_window=16,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_scale_inside_gemmas_embedding_is_exported(gemma: Path, tmp_path: Path) -> None:
+    module = started(gemma, lambda spec: DFlash(spec, 1, 4, sample_from_anchor=True), [0, 2])
+    content: dict[str, Any] = {"state_dict": module.state_dict(), "epoch": 0, "global_step": 0}
+    module.on_save_checkpoint(content)
+    torch.save(content, tmp_path / "last.ckpt")
+    last, out = str(tmp_path / "last.ckpt"), tmp_path / "public"
+    for name in ("deepspec", "speculators"):
+        with pytest.raises(ValueError, match=r"target scaling \{'embedding': 5\.65685"):
+            export(last, name, str(tmp_path / name))  # type: ignore[arg-type]
+    export(last, "zlab", str(out))
+    config = json.loads((out / "config.json").read_text())
+    assert config["dflash_config"]["input_embedding_scale"] == pytest.approx(H**0.5)
+    loaded = module_from_folder(str(out), target=str(gemma))
+    ids = torch.arange(9)
+    rows = loaded.target.model.get_input_embeddings().weight[ids]
+    torch.testing.assert_close(loaded.target.embed(ids), rows * H**0.5)  # once, not twice
+    # other projects write the factor as the model applies it, rounded to bf16
+    for scale, fits in ((float(torch.tensor(H**0.5).bfloat16()), True), (1.0, False)):
+        config["dflash_config"]["input_embedding_scale"] = scale
+        (out / "config.json").write_text(json.dumps(config))
+        if fits:
+            assert module.warm_start(str(out))
+        else:
+            with pytest.raises(ValueError, match="target scaling"):
+                module.warm_start(str(out))
 
 
 def test_domino_folder_proposes_like_the_original(tiny_target: Path, tmp_path: Path) -> None:

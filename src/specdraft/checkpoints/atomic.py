@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,35 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from typing_extensions import override
 
+from specdraft.scratch import scratch_of, sweep
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write beside the destination, flush to disk, then rename: a reader finds the old file or the whole new one.
 
     The default writes to the system's temporary folder and moves, which copies, not renames, when that lies on
-    another file system.
+    another file system. What a killed process has left of a file goes with the next save. Addresses such as
+    ``s3://bucket/run`` are left to Lightning, and so are their guarantees.
     """
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        # the folder may hold others' files: only what is named like a checkpoint being written is looked at
+        sweep(path.parent, f"*{path.suffix}.*.tmp")
+        scratch = scratch_of(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with scratch.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, path)
+            os.replace(scratch, path)
         except BaseException as error:
-            Path(name).unlink(missing_ok=True)
+            scratch.unlink(missing_ok=True)
             # torch reports a full disk as a RuntimeError of its zip writer, so the free space decides
             if _is_disk_full(error, path.parent):
                 kept = "the previous one is untouched" if path.exists() else "earlier checkpoints are untouched"

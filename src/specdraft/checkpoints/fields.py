@@ -159,8 +159,13 @@ def layer_fields(checkpoint: DraftCheckpoint) -> Config:
     }
 
 
-def read_layers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def read_layers(config: Mapping[str, Any], where: str, window: int | None = None) -> dict[str, Any]:
     """Arguments of :class:`DFlashOptions` but for block, slots and causality.
+
+    Args:
+        config: The fields.
+        where: Which file and object they are in.
+        window: The sliding window, if another object of the file says it.
 
     Raises:
         ValueError: If a field is missing, or names something that specdraft's DFlash does not have.
@@ -174,9 +179,11 @@ def read_layers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ValueError(
             f"{where}: layer_types mix {', '.join(sorted(kinds))}; specdraft's DFlash has one window for all layers"
         )
-    window = None
+    if config.get("use_sliding_window") and not config.get("layer_types") and window is None:
+        example = '"layer_types": ["sliding_attention", ...] or ["full_attention", ...], one per layer'
+        required(config, "layer_types", f"{where}: use_sliding_window is true, but it", example)
     if kinds == {"sliding_attention"}:
-        window = integer(config, "sliding_window", where)
+        window = agreed(where, "the sliding window", integer(config, "sliding_window", where), window)
     eps = required(config, "rms_norm_eps", where, '"rms_norm_eps": the epsilon of the norms')
     return {
         "num_layers": found["num_hidden_layers"],
@@ -197,6 +204,12 @@ def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         scaling["rope_type"] = scaling.pop("type")
     theta = agreed(where, "rope_theta", given.get("rope_theta"), config.get("rope_theta"))
     required({"rope_theta": theta}, "rope_theta", where, '"rope_theta": the base of the rotary embedding')
+    for fields in (config, given, scaling):
+        if fields.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+            raise ValueError(
+                f"{where}: partial_rotary_factor is {fields['partial_rotary_factor']!r}; the Qwen3 layers of this "
+                "format rotate the whole head, so that it is open what the drafter was trained with"
+            )
     kind = agreed(where, "rope_type", given.get("rope_type"), scaling.get("rope_type")) or "default"
     return {**scaling, **given, "rope_type": kind, "rope_theta": theta}
 

@@ -90,9 +90,14 @@ class Speculators(Format):
 
     @override
     def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
-        if checkpoint.corrector.name != "SelectorCorrector":
-            return []
-        return ["vLLM and SGLang read DFlash 2 from z-lab's fields, not from these; serve an export of --format zlab"]
+        out = []
+        if checkpoint.drafter.sample_from_anchor and checkpoint.corrector.name != "MarkovCorrector":
+            out.append("vLLM reads sample_from_anchor: true of a DFlash drafter in recent versions only")
+        if checkpoint.corrector.name == "SelectorCorrector":
+            out.append(
+                "vLLM and SGLang read DFlash 2 from z-lab's fields, not from these; serve an export of --format zlab"
+            )
+        return out
 
     @override
     def config(self, checkpoint: DraftCheckpoint) -> Config:

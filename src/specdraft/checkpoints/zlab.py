@@ -17,6 +17,7 @@ from specdraft.checkpoints.fields import (
     layer_ids,
     mask_token,
     read_layers,
+    required,
     slots,
     target_facts,
 )
@@ -126,9 +127,9 @@ class ZLab(Format):
         for name in ("attention_sink_bias", "attention_value_scale"):
             if nested.get(name) is not None:
                 raise ValueError(f"{inner}: {name} is {nested[name]!r}; specdraft's DFlash does not have it")
-        layers = read_layers(config, where)
-        window = nested.get("swa_window_size") if nested.get("use_swa") else None
-        layers["sliding_window"] = agreed(where, "the sliding window", layers["sliding_window"], window)
+        layers = read_layers(config, where, nested.get("swa_window_size") if nested.get("use_swa") else None)
+        if nested.get("use_swa") and layers["sliding_window"] is None:
+            required(nested, "swa_window_size", f"{inner}: use_swa is true, but it", '"swa_window_size": its tokens')
         corrector, tensors = self.read_head(nested, without_convolutions(tensors), inner)
         count = agreed(where, "num_target_layers", nested.get("num_target_layers"), config.get("num_target_layers"))
         block = agreed(where, "block_size", nested.get("block_size"), config.get("block_size"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.data.fingerprints import short_hash
-from specdraft.data.scratch import scratch_of
+from specdraft.scratch import scratch_of
 
 LAYOUT = "shards-1"
 # holds whatever block size, slot convention or corrector is trained on the features

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specdraft.data.scratch import scratch_of
+from specdraft.scratch import scratch_of
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from specdraft.data.feature_formats import FORMATS, Columns
 from specdraft.data.feature_manifest import Manifest, Shard, read_manifest, write_json
 from specdraft.data.feature_shards import ShardPlan, file_digest, plan_shards, write_shard
-from specdraft.data.scratch import sweep
 from specdraft.data.stored_features import StoredFeatures
+from specdraft.scratch import sweep
 
 MANIFEST = "manifest.json"
 BEGUN = "unfinished.json"

@@ -76,9 +76,9 @@ class CachedFeatures(FeatureSource):
     One row of L tokens takes ``L * T * H`` values; the size is told before anything is written. The features are never
     stored in fp16: taps carry single values beyond its range. Every rank extracts its share, so the folder must be on a
     file system that all ranks see. A complete cache is reused if target, taps, tokenizer, rows and type agree, and if
-    a few freshly extracted features equal the stored ones, which catches other weights under the same name. An
-    interrupted extraction goes on behind its last finished file, with any number of ranks. ``specdraft cache`` makes
-    the cache ahead of training.
+    a few features, and last hidden states where stored, equal those extracted anew, which catches other weights under
+    the same name. An interrupted extraction goes on behind its last finished file, with any number of ranks.
+    ``specdraft cache`` makes the cache ahead of training.
 
     Args:
         dir: Folder of the cache, one sub-folder per split; a cache there that was made for something else is refused.

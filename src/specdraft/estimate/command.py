@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdraft.data import ChatDataModule
@@ -9,57 +11,38 @@ from specdraft.estimate.plan import TrainerFacts, option, plan
 from specdraft.estimate.report import devices, report
 from specdraft.module import DraftingModule
 
+Configured = Callable[[Sequence[str]], tuple[DraftingModule, ChatDataModule, Any]]
 
-def estimate(
-    configs: list[str],
-    set: list[str] | None = None,
-    device: str | None = None,
-    tflops: float | None = None,
-    utilization: float = 0.4,
-    rows: int | None = None,
-    kernels: str = "cuda",
-) -> None:
+
+def estimate(words: Sequence[str], configured: Configured) -> None:
     """Print parameters, memory, work and time of a training step.
 
-    Neither weights nor data are read: a configuration of the target suffices (Qwen/Qwen3-4B and Qwen/Qwen3-8B are
-    packaged, others come from a folder with config.json or the local cache).
-
     Args:
-        configs: Configs of the run, as for fit (also --config).
-        set: Further options of fit, such as model.drafter.init_args.num_layers=3.
-        device: Name of a device with a known peak: a100, h100, h200, b200, l40s, rtx4090.
-        tflops: Peak TFLOP/s of any other device; gives times.
-        utilization: Share of the peak that training reaches.
-        rows: Conversations of an epoch; gives steps and time of an epoch.
-        kernels: cuda or cpu, whose attention and chunk sizes are used.
+        words: Options of :func:`_options`, and those of ``specdraft fit``, a ``--config`` at least.
+        configured: Makes model and data of the options of ``fit``, and gives those of the trainer.
+
+    Raises:
+        FileNotFoundError: If the target's configuration is not found.
+        ValueError: If an option is unknown or out of range, or the size of a batch depends on the data.
     """
+    options, rest = _options().parse_known_args(list(words))
     known = devices()
-    if device is not None and device.lower() not in known:
-        raise ValueError(f"device {device!r} is unknown; use one of {', '.join(known)}, or give --tflops")
-    if kernels not in ("cuda", "cpu"):
-        raise ValueError(f"kernels {kernels!r} is unknown; use cuda or cpu")
-    if not 0 < utilization <= 1:
-        raise ValueError(f"utilization must be in (0, 1], got {utilization}")
-    facts = known.get((device or "").lower(), {})
-    words = [word for path in configs for word in ("--config", path)] + [f"--{word}" for word in set or []]
-    module, data, trainer = instantiate(words)
-    found = plan(module, data, trainer, device=kernels, rows=rows)
-    print(report(found, tflops or facts.get("tflops"), utilization, facts.get("memory")))
+    device = (options.device or "").lower()
+    if device and device not in known:
+        raise ValueError(f"device {options.device!r} is unknown; use one of {', '.join(known)}, or give --tflops")
+    if not 0 < options.utilization <= 1:
+        raise ValueError(f"utilization must be in (0, 1], got {options.utilization}")
+    facts = known.get(device, {})
+    module, data, trainer = configured([*rest, *(f"--{word}" for word in options.set)])
+    found = plan(module, data, trainer_facts(trainer), device=options.kernels, rows=options.rows)
+    print(report(found, options.tflops or facts.get("tflops"), options.utilization, facts.get("memory")))
 
 
-def instantiate(words: list[str]) -> tuple[DraftingModule, ChatDataModule, TrainerFacts]:
-    """Module, data module and trainer options of a run; the trainer itself is not made.
-
-    Args:
-        words: Words of the command line behind ``fit``.
-    """
-    from specdraft.cli import ConfiguredRun  # the command line imports this module
-
-    run = ConfiguredRun(words)
-    options = run.config.fit.trainer
+def trainer_facts(options: Any) -> TrainerFacts:
+    """What matters of the trainer's options, as the run's configuration has them."""
     ranks = option(options.devices, 1) * option(options.num_nodes, 1)
     strategy: Any = options.strategy if isinstance(options.strategy, str) else options.strategy.class_path
-    facts = TrainerFacts(
+    return TrainerFacts(
         precision=str(options.precision or "32-true"),
         ranks=ranks,
         accumulate=option(options.accumulate_grad_batches, 1),
@@ -67,4 +50,32 @@ def instantiate(words: list[str]) -> tuple[DraftingModule, ChatDataModule, Train
         max_steps=option(options.max_steps, -1),
         strategy="fsdp" if "FullySharded" in strategy else strategy,
     )
-    return run.model, run.datamodule, facts
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "specdraft estimate",
+        description="Print parameters, memory, work and time of a training step. Neither weights nor data are read: a "
+        "configuration of the target suffices (Qwen/Qwen3-4B and Qwen/Qwen3-8B are packaged, others come from a folder "
+        "with config.json or the local cache).",
+        epilog="All other options are those of `specdraft fit`: --config FILE, and changes as --trainer.devices=4.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="OPTION",
+        help="options of fit without their hyphens, such as model.drafter.init_args.num_layers=3",
+    )
+    parser.add_argument("--device", help="device with a known peak: a100, h100, h200, b200, l40s, rtx4090")
+    parser.add_argument("--tflops", type=float, help="peak TFLOP/s of any other device; gives times")
+    parser.add_argument(
+        "--utilization", type=float, default=0.4, help="share of the peak that training reaches, default: 0.4"
+    )
+    parser.add_argument("--rows", type=int, help="conversations of an epoch; gives steps and time of an epoch")
+    parser.add_argument(
+        "--kernels", default="cuda", choices=["cuda", "cpu"], help="whose attention and chunk sizes, default: cuda"
+    )
+    return parser

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specdraft.data import CachedFeatures, ChatDataModule, Packed
+from specdraft.data.feature_formats import FORMATS
 from specdraft.estimate.step import StepCost, StepShape, step_cost
 from specdraft.estimate.target import target_shape
 from specdraft.module import DraftingModule
@@ -91,23 +92,29 @@ def plan(
 
     Raises:
         FileNotFoundError: If the target's configuration is not found.
-        ValueError: If the size of a batch depends on the data.
+        ValueError: If the size of a batch, or with ``rows`` their number, depends on the data.
     """
+    if rows is not None:
+        _refuse_uncounted(data)
     target = target_shape(module.target_config)
     spec = target.spec
     dtype = module.target_config.dtype
     weights = DTYPES["bfloat16" if (dtype == "auto" and device == "cuda") or dtype == "bfloat16" else "float32"]
     cached = isinstance(data.features, CachedFeatures)
-    features = DTYPES[data.features.dtype] if isinstance(data.features, CachedFeatures) else weights
+    stored = FORMATS[data.features.dtype if isinstance(data.features, CachedFeatures) else _name(weights)]
     autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision))
     rows_of_batch, length, anchors = _largest_batch(module, data, min(data.max_length, spec.max_position_embeddings))
-    shape = StepShape(rows_of_batch, length, anchors, features, autocast, device, trainer.accumulate > 1)
+    # whatever the type on disk, a step sees the features in the type that the target computed in
+    shape = StepShape(rows_of_batch, length, anchors, weights, autocast, device, trainer.accumulate > 1)
     fused = bool(module.make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))]).defaults.get("fused"))
     cost = step_cost(module, spec, shape)
     last = module.needs_last_hidden
     layers = spec.num_layers if last else max(spec.taps) + 1
     out = Estimate(target, shape, cost, trainer=trainer, rows=rows)
-    out.cache_bytes_per_token = (spec.feature_size + spec.hidden_size * last) * torch.finfo(features).bits // 8
+    columns = dict(stored.columns(len(spec.taps), spec.hidden_size))
+    if last:
+        columns["last_hidden"] = (stored.hidden_dtype, spec.hidden_size)
+    out.cache_bytes_per_token = sum(kind.itemsize * width for kind, width in columns.values())
     if not cached:
         tokens, width = shape.rows * length, spec.num_attention_heads * spec.head_dim
         # causal attention: half of the score matrix, two products
@@ -132,6 +139,16 @@ def _largest_batch(module: DraftingModule, data: ChatDataModule, max_length: int
     if isinstance(data.batching, Packed):
         raise ValueError("how many anchors a packed row holds depends on the data; set the objective's anchor_budget")
     return rows, length, min(module.objective.num_anchors, length)
+
+
+def _refuse_uncounted(data: ChatDataModule) -> None:
+    """Refuse to count steps where a batch holds as many conversations as their lengths allow."""
+    batching = data.batching
+    if isinstance(batching, Packed) or getattr(batching, "tokens_per_batch", None) is not None:
+        raise ValueError(
+            f"how many steps an epoch takes depends on the lengths of the conversations with {type(batching).__name__}"
+            f"{'' if isinstance(batching, Packed) else ' and tokens_per_batch'}; leave out rows (--rows)"
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -85,9 +85,18 @@ def logit_softcap(config: Any) -> float | None:
 def embedding_multiplier(config: Any) -> float:
     """Factor that the *model* applies behind its embedding module (Granite).
 
-    Gemma's scaling is in the module itself and so is not repeated here.
+    Gemma's scaling is in the module itself (:func:`module_scale`) and so is not repeated here.
     """
     return float(getattr(config, "embedding_multiplier", None) or 1.0)
+
+
+def module_scale(embedding: nn.Module) -> float:
+    """Factor that the embedding module itself applies to its rows (Gemma: the root of the width), else 1.
+
+    Gemma's module holds it as a number and as a buffer, which is rounded where the weights are half precision.
+    """
+    scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
+    return 1.0 if scale is None else float(scale)
 
 
 def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:

@@ -11,7 +11,13 @@ from torch import Tensor
 from specdraft.cache import KeyValueCache
 from specdraft.targets.bridge import ATTENTION_NAME, CacheBridge, Pass, running, watch_layers
 from specdraft.targets.describe import describe
-from specdraft.targets.families import decoder_layers, embedding_multiplier, logit_multiplier, logit_softcap
+from specdraft.targets.families import (
+    decoder_layers,
+    embedding_multiplier,
+    logit_multiplier,
+    logit_softcap,
+    module_scale,
+)
 from specdraft.targets.head import FrozenHead
 from specdraft.targets.lean import LeanDecoder
 from specdraft.targets.packing import pack_linears, unpack_linears
@@ -104,9 +110,13 @@ class HFTarget:
 
     @property
     def scales(self) -> dict[str, float | None]:
-        """Scaling of the family: ``embedding`` and ``multiplier`` (of the logits) are factors, ``softcap`` a bound."""
+        """Scaling of the family: ``embedding`` and ``multiplier`` (of the logits) are factors, ``softcap`` a bound.
+
+        The factor of the embedding is the whole one between a row of the weights and what :meth:`embed` returns,
+        whether model or module applies it.
+        """
         return {
-            "embedding": self._embedding_multiplier,
+            "embedding": self._embedding_multiplier * module_scale(self._embedding),
             "multiplier": self.head.multiplier,
             "softcap": self.head.softcap,
         }

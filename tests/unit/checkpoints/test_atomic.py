@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from specdraft.checkpoints import AtomicCheckpointIO
+from specdraft.scratch import scratch_of
 
 
 def test_full_disk_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,12 +33,12 @@ def test_full_disk_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_really_full_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_full_device(dir: Path, prefix: str, suffix: str) -> tuple[int, str]:
-        return os.open("/dev/full", os.O_WRONLY), str(dir / "spoilt.part")
-
-    monkeypatch.setattr("specdraft.checkpoints.atomic.tempfile.mkstemp", on_full_device)
+    monkeypatch.setattr("specdraft.checkpoints.atomic.sweep", lambda *_: None)  # the device is older than an hour
+    path = tmp_path / "last.ckpt"
+    scratch_of(path).symlink_to("/dev/full")
     with pytest.raises(OSError, match="disk full while saving checkpoint"):
-        AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(1 << 16)}, tmp_path / "last.ckpt")
+        AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(1 << 16)}, path)
+    assert not list(tmp_path.iterdir())
 
 
 def _save_for_ever(path: Path) -> None:
@@ -62,3 +63,44 @@ def test_kill_during_a_save_leaves_a_loadable_checkpoint(tmp_path: Path, delay: 
     process.join()
     found = torch.load(path, weights_only=True)
     assert torch.equal(found["weights"], torch.arange(1 << 20) + found["step"])
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_others_may_read_a_checkpoint_as_far_as_the_umask_allows(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "last.ckpt").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def _die_while_saving(path: Path) -> None:
+    def killed(checkpoint: Any, file: Any) -> None:
+        file.write(b"half of it")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = killed
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+
+
+def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    others = tmp_path / "notes.tmp"
+    others.write_text("of somebody else")
+    os.utime(others, (0, 0))
+    process = multiprocessing.get_context("fork").Process(target=_die_while_saving, args=(tmp_path / "step=1.ckpt",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    (left,) = tmp_path.glob("step=1.ckpt.*.tmp")
+    assert left.read_bytes() == b"half of it"
+    AtomicCheckpointIO().save_checkpoint({"step": 2}, tmp_path / "step=2.ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.tmp", "step=2.ckpt"]
+
+
+def test_addresses_are_left_to_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, "memory://runs/last.ckpt")
+    assert not list(tmp_path.iterdir())
+    assert AtomicCheckpointIO().load_checkpoint("memory://runs/last.ckpt", weights_only=True) == {"step": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,9 +161,12 @@ def test_dcoco_holds_a_drafter_that_loads_alone(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 REFUSED = [
     ("zlab", "none", {"tap_norm": True}, "tap_norm"),
     ("zlab", "none", {"layer_fusion": True}, "mix the taps differently"),
+    ("zlab", "none", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, "rotate the whole head"),
+    ("speculators", "none", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, "rotate the whole head"),
     ("zlab", "vanilla", SHIFTED, "--format deepspec"),
     ("zlab", "dcoco", SHIFTED, "--format dcoco"),
     ("zlab", "projected", {}, "codebooks: false"),
@@ -186,6 +190,22 @@ def test_refuses_with_the_reason(
         format_named(name).save(checkpoint, tmp_path / "out", rows())
     assert reason in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["zlab", "deepspec", "speculators"])
+def test_a_tap_of_the_last_layer_is_not_written(name: str, tmp_path: Path) -> None:
+    checkpoint = made(**SHIFTED)
+    checkpoint = replace(checkpoint, target=replace(checkpoint.target, taps=(1, 5)))
+    with pytest.raises(ValueError, match="tap 5 is the last layer"):
+        format_named(name).save(checkpoint, tmp_path / "out", rows())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("options", "drafts"), [({}, 3), (SHIFTED, 4)])
+def test_every_slot_drafts_where_the_anchors_does(options: dict[str, bool], drafts: int, tmp_path: Path) -> None:
+    exported(made("vanilla", **options), "speculators", tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == drafts
 
 
 def test_equal_mixtures_are_folded(tmp_path: Path) -> None:
@@ -240,6 +260,13 @@ def edited(folder: Path, config: dict[str, object], nested: dict[str, object]) -
         ("zlab", "none", {"num_hidden_layers": 3}, {}, "'layers.2.input_layernorm.weight' is missing|is missing"),
         ("zlab", "none", {"layer_types": ["full_attention", "sliding_attention"]}, {}, "one window for all layers"),
         ("zlab", "none", {"rope_theta": 5.0}, {}, "rope_theta is 10000.0 in one place and 5.0 in another"),
+        ("zlab", "none", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor is 0.5; .* rotate the whole head"),
+        ("zlab", "none", {"rope_scaling": {"partial_rotary_factor": 0.5}}, {}, "partial_rotary_factor is 0.5"),
+        ("zlab", "none", {}, {"use_swa": True}, "use_swa is true, but it does not say swa_window_size"),
+        ("zlab", "none", {"use_sliding_window": True, "layer_types": None, "sliding_window": 9}, {},
+         "use_sliding_window is true, but it does not say layer_types"),
+        ("speculators", "none", {}, {"use_sliding_window": True, "layer_types": None, "sliding_window": 9},
+         r'transformer_layer_config: .* add "layer_types": \["sliding_attention"'),
         ("zlab", "domino", {}, {"pure_draft_prefix_len": 2}, "leaves one slot uncorrected"),
         ("zlab", "domino", {}, {"emb_dim": 5}, "emb_dim is 5, but the weights have 6"),
         ("zlab", "none", {}, {"projector_type": "dspark"}, "'dspark' is unknown"),
@@ -323,7 +350,10 @@ def test_cautions_name_the_engines_that_differ() -> None:
     assert "SGLang runs sliding layers causally" in zlab.cautions(made(sliding_window=9))[0]
     assert "SGLang refuses sample_from_anchor" in zlab.cautions(made(**SHIFTED))[0]
     assert zlab.cautions(made("domino", **SHIFTED)) == ["vLLM has no Domino; SGLang does"]
-    assert "--format zlab" in FORMATS["speculators"].cautions(made("selector"))[0]
+    speculators = FORMATS["speculators"]
+    assert "--format zlab" in speculators.cautions(made("selector"))[0]
+    assert "sample_from_anchor: true of a DFlash drafter" in speculators.cautions(made(**SHIFTED))[0]
+    assert speculators.cautions(made()) == speculators.cautions(made("vanilla", **SHIFTED)) == []
     assert "served without it" in FORMATS["dcoco"].cautions(made("dcoco"))[-1]
 
 
@@ -331,6 +361,8 @@ def test_window_may_be_written_in_either_place(tmp_path: Path) -> None:
     format_named("zlab").save(made(causal=True, sliding_window=9), tmp_path / "out")
     edited(tmp_path / "out", {"layer_types": None, "sliding_window": None}, {})
     assert read_folder(tmp_path / "out").drafter == made(causal=True, sliding_window=9).drafter
-    edited(tmp_path / "out", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, {})
+    edited(tmp_path / "out", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}, {"swa_window_size": None})
+    assert read_folder(tmp_path / "out").drafter == made(causal=True, sliding_window=9).drafter
+    edited(tmp_path / "out", {"sliding_window": 8}, {"swa_window_size": 9})
     with pytest.raises(ValueError, match="the sliding window is 8 in one place and 9 in another"):
         read_folder(tmp_path / "out")

@@ -6,7 +6,7 @@ from data_fakes import CHATML_SYSTEM, FakeTarget, contents, rows, tokenizer
 from safetensors.torch import load_file
 
 from specdraft.data.features import CachedFeatures, OnlineFeatures
-from specdraft.data.scratch import scratch_of
+from specdraft.scratch import scratch_of
 from specdraft.types import TargetOutput
 
 
@@ -73,6 +73,26 @@ def test_a_cache_of_another_target_is_refused(tmp_path, target, message):
     with pytest.raises(ValueError, match=message):
         source.prepare(target(), rows(7), "train")
     assert contents(tmp_path) == before
+
+
+class TrainedAbove(FakeTarget):
+    """The fake target with other layers above its last tap."""
+
+    def features(self, *args, **options):
+        out = super().features(*args, **options)
+        return out if out.hidden is None else TargetOutput(-out.hidden, out.features)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_layers_above_the_last_tap_count_where_hidden_states_are_stored(tmp_path, dtype):
+    source = CachedFeatures(str(tmp_path / "with"), dtype)
+    source.prepare(FakeTarget(), rows(7), "train", last_hidden=True)
+    source.prepare(FakeTarget(), rows(7), "train", last_hidden=True)
+    with pytest.raises(ValueError, match="not those of the weights"):
+        source.prepare(TrainedAbove(), rows(7), "train", last_hidden=True)
+    without = CachedFeatures(str(tmp_path / "without"), dtype)
+    without.prepare(FakeTarget(), rows(7), "train")
+    without.prepare(TrainedAbove(), rows(7), "train")  # nothing stored depends on them
 
 
 def test_a_large_first_token_does_not_hide_other_weights(tmp_path):

@@ -17,7 +17,7 @@ from specdraft.data.feature_manifest import Manifest
 from specdraft.data.feature_shards import plan_shards
 from specdraft.data.feature_store import FeatureStore
 from specdraft.data.features import CachedFeatures
-from specdraft.data.scratch import scratch_of
+from specdraft.scratch import scratch_of
 
 TINY = 100 / 2**20  # shards of 100 bytes; a token of the fake target takes 32
 

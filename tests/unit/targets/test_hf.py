@@ -4,7 +4,15 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from specdraft.taps import evenly_spaced_taps
 from specdraft.targets import HFTarget
@@ -30,6 +38,7 @@ CONFIGS = {
     "gemma3": Gemma3TextConfig(
         **SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2
     ),
+    "granite": GraniteConfig(**SIZES, embedding_multiplier=3.0, logits_scaling=2.0),
 }
 TAPS = [0, 2]
 
@@ -67,6 +76,16 @@ def test_features_equal_hidden_states(pair):
     torch.testing.assert_close(whole.features, short.features, atol=0, rtol=0)
     torch.testing.assert_close(whole.hidden, states[-1], atol=2e-5, rtol=1e-4)
     assert not short.features.is_inference()
+
+
+def test_scale_of_the_embedding_is_that_of_the_rows_which_the_first_layer_reads(pair):
+    reference, target = pair
+    tokens = ids(2, 9)
+    with torch.no_grad():
+        expected = reference(tokens, output_hidden_states=True).hidden_states[0]
+    rows = reference.get_input_embeddings().weight[tokens] * target.scales["embedding"]
+    torch.testing.assert_close(rows, expected)
+    torch.testing.assert_close(target.embed(tokens), expected)
 
 
 def test_head_gives_the_models_logits(pair):

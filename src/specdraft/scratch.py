@@ -15,9 +15,14 @@ def scratch_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what dead processes of this machine have left, and what is an hour old and may be of any machine."""
-    for scratch in folder.glob("*.tmp"):
+def sweep(folder: Path, names: str = "*.tmp") -> None:
+    """Remove what dead processes of this machine have left, and what is an hour old and may be of any machine.
+
+    Args:
+        folder: Where to look.
+        names: Pattern of the files, all of :func:`scratch_of`; narrower where a folder is not specdraft's own.
+    """
+    for scratch in folder.glob(names):
         host, _, process = scratch.name.removesuffix(".tmp").rpartition(".")
         here = host.endswith(f".{_host()}") and process.isdigit()
         try:
