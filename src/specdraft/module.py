@@ -27,7 +27,7 @@ from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
 from specdraft.sharding import class_name, shard
 from specdraft.step_sums import StepSums
-from specdraft.steps import generator_of, is_plain, most_frequent
+from specdraft.steps import generator_of, is_plain, most_frequent, seeded
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -54,7 +54,7 @@ class DraftingModule(LightningModule):
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
             hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
             AVX-512 BF16, else highest.
-        seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
+        seed: Seed of anchors and dropout; those of a step depend on seed, step and rank only, so that resuming is exact.
         skip_non_finite: Steps in a row that are skipped, on all ranks, where loss or gradient is not finite; one more
             ends the run.
     """
@@ -240,11 +240,11 @@ class DraftingModule(LightningModule):
 
     @override
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        with matmul_precision(self.matmul_precision):
+        # anchors and dropout are a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
+        where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
+        with matmul_precision(self.matmul_precision), seeded(self.device, *where):
             batch = self._with_features(batch)
             self.objective.set_progress(self.training_fraction)
-            # a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
-            where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
             blocks = self.objective.blocks(batch, **self._shape(), generator=generator_of(self.device, *where))
             out, _ = self._corrected(batch, blocks)
         parts = {f"train/{name}": value for name, value in out.parts.items()}

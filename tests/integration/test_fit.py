@@ -56,6 +56,8 @@ def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Pa
 
 @pytest.mark.parametrize("stop", [2, 5])
 def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp_path: Path, stop: int) -> None:
+    text = tiny_config.read_text()
+    tiny_config.write_text(text.replace("tap_norm: true}", "tap_norm: true, dropout: 0.1}"))
     run_cli("fit", "--config", tiny_config, "--trainer.logger.version=whole")
     # the schedule knows the whole run, so an interruption is simulated by raising, not by a smaller max_steps
     from lightning.pytorch import Callback
