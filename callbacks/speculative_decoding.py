@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from specdraft.bootstrap import FIELDS
 from specdraft.callbacks.decoded_views import draw, write_samples
+from specdraft.callbacks.order import check_order
 from specdraft.callbacks.prompt_counts import counts, digest, write_counts
 from specdraft.callbacks.report import summary_table
 from specdraft.callbacks.writer import tensorboard_writer
@@ -66,8 +67,8 @@ class SpeculativeDecoding(Callback):
             ``block_size``; its mean is logged as ``decode/mean_block_size``.
         concurrency: Requests in flight.
         rule: Verification rule at ``temperature > 0``: token by token, or by block.
-        every_n_validations: Decode at each n-th validation only; in between the last values are logged again, so that
-            monitors find them.
+        every_n_validations: Decode at each n-th validation of a training only; in between the last values are logged
+            again, so that monitors find them.
         seed: Seed of the sampling.
         confidence_threshold: Verify drafts only while the product of their calibrated confidences is at least this;
             0 verifies all. Needs a corrector with confidences.
@@ -113,6 +114,7 @@ class SpeculativeDecoding(Callback):
         self.seed = seed
         self.last_values: dict[str, float] = {}
         self._validations = 0
+        self._fitting = True
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -120,6 +122,8 @@ class SpeculativeDecoding(Callback):
             raise ValueError(
                 "SpeculativeDecoding takes its prompts from the data module: pass one, or remove the callback"
             )
+        check_order(trainer.callbacks, self)  # type: ignore[attr-defined]
+        self._fitting = stage == "fit"
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -127,6 +131,8 @@ class SpeculativeDecoding(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self._fitting:
+            return  # what is measured now, not what was when the checkpoint was saved
         self._validations = state_dict["validations"]
         self.last_values = dict(state_dict["last_values"])
 
@@ -134,9 +140,9 @@ class SpeculativeDecoding(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        if self._validations % self.every_n_validations == 0:
+        if not self._fitting or self._validations % self.every_n_validations == 0:
             self.last_values = self._measure(trainer, pl_module, "val")
-        self._validations += 1
+        self._validations += self._fitting
         self._log(pl_module)
 
     @override
@@ -240,7 +246,7 @@ class SpeculativeDecoding(Callback):
         dtype = next(module.drafter.parameters()).dtype
         here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights)
         with warnings.catch_warnings():
-            if self._validations:
+            if self._validations and self._fitting:
                 warnings.simplefilter("ignore")
             return load_policy(self.policy, here, self.params.temperature, module.drafter.block_size)
 
