@@ -126,7 +126,7 @@ class DraftingModule(LightningModule):
         """The target's head, reduced to the draft vocabulary where there is one."""
         if self._draft_head is None:
             if not self.draft_vocab_size:
-                return self.target.head
+                return self.target.head.for_drafting()
             if int(self.draft_token_ids[0]) < 0:
                 raise RuntimeError("the draft vocabulary has not been chosen: fit first, or load a checkpoint")
             self._draft_head = self.target.head.reduce(self.draft_token_ids)

@@ -57,6 +57,19 @@ def test_averaged_weights_are_decoded_or_refused() -> None:
         callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
 
 
+def test_second_callback_needs_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = SpeculativeDecoding(), SpeculativeDecoding(name="sampled", temperature=1.0)
+    assert first.state_key == "SpeculativeDecoding"  # as in checkpoints that are older than names
+    assert second.state_key != first.state_key
+    monkeypatch.setattr(SpeculativeDecoding, "_measure", lambda *_: {"decode/mat": 2.0, "decode/round_ms/draft": 1.0})
+    module = Logging()
+    second.on_validation_epoch_end(SimpleNamespace(sanity_checking=False), module)  # type: ignore[arg-type]
+    assert module.logged == {"sampled/mat": 2.0, "sampled/round_ms/draft": 1.0}
+    for name in ("val", "a/b", "val-1", ""):
+        with pytest.raises(ValueError, match="name must be a word"):
+            SpeculativeDecoding(name=name)
+
+
 def test_sharded_part_keeps_its_name() -> None:
     part = nn.Linear(1, 1)
     part.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})  # as fully_shard does
