@@ -45,7 +45,9 @@ def test_fit_logs_decodes_and_saves(run_cli: Run, tiny_config: Path, tmp_path: P
 
 
 def test_two_ways_of_decoding_under_autocast(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
-    second = "    - class_path: SpeculativeDecoding\n      init_args: {name: sampled, temperature: 1.0, num_prompts: 1}\n"
+    second = (
+        "    - class_path: SpeculativeDecoding\n      init_args: {name: sampled, temperature: 1.0, num_prompts: 1}\n"
+    )
     text = tiny_config.read_text()
     tiny_config.write_text(text.replace("    - class_path: Provenance", second + "    - class_path: Provenance"))
     # the target keeps its own precision: what it is asked for and what its logits become are float32
