@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 PARTS = ("draft", "correct", "verify", "host")
 
 
-def draw(writer: SummaryWriter, curves: Mapping[str, Tensor], values: Mapping[str, float], step: int) -> None:
+def draw(
+    writer: SummaryWriter, curves: Mapping[str, Tensor], values: Mapping[str, float], step: int, name: str
+) -> None:
     """Log the figures of a decoding; nothing without matplotlib.
 
     Args:
         writer: Where to.
         curves: ``survival`` ``[K]``, ``acceptance`` ``[K]`` and ``histogram`` ``[K + 1]``.
-        values: Logged values by name.
+        values: Values by name, under ``decode/``.
         step: Training step.
+        name: Takes the place of ``decode`` in the tags.
     """
     parts = {part: values[f"decode/round_ms/{part}"] for part in PARTS}
     figures = {
@@ -32,9 +35,9 @@ def draw(writer: SummaryWriter, curves: Mapping[str, Tensor], values: Mapping[st
         "accepted_lengths": accepted_lengths_figure(curves["histogram"].tolist(), values["decode/mat"]),
         "round_latency": round_latency_figure(parts, values["decode/speedup"]),
     }
-    for name, figure in figures.items():
+    for tag, figure in figures.items():
         if figure is not None:
-            writer.add_figure(f"decode/{name}", figure, step)
+            writer.add_figure(f"{name}/{tag}", figure, step)
 
 
 def write_samples(
@@ -43,6 +46,7 @@ def write_samples(
     prompts: Sequence[tuple[str, str]],
     results: Sequence[RequestResult],
     step: int,
+    name: str,
 ) -> None:
     """Log one answer of every family of prompts, accepted drafts bold.
 
@@ -52,6 +56,7 @@ def write_samples(
         prompts: Family and text of every prompt.
         results: Their continuations.
         step: Training step.
+        name: Takes the place of ``decode`` in the tag.
     """
     shown: dict[str, str] = {}
     for (family, prompt), result in zip(prompts, results, strict=True):
@@ -62,4 +67,4 @@ def write_samples(
             shown[family] = f"#### {head}\n\n{quoted}\n\n{marked_sample(tokenizer, result.tokens, result.accepted)}"
     if shown:
         note = "Accepted drafts bold, the target's own tokens plain, rounds divided by a bar."
-        writer.add_text("decode/sample", "\n\n".join([note, *shown.values()]), step)
+        writer.add_text(f"{name}/sample", "\n\n".join([note, *shown.values()]), step)

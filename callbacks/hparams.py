@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from specdraft.callbacks.writer import tensorboard_writer
 from specdraft.objectives import Inclusion, Prediction, Weighting
+from specdraft.sharding import class_name
 
 METRICS = ("decode/mat", "val/mat", "decode/speedup", "decode/tokens_per_second")
 Value = bool | int | float | str
@@ -64,7 +66,7 @@ def columns(trainer: Trainer, module: Any) -> dict[str, Value]:
     objective, drafter = module.objective, module.drafter
     found: dict[str, Value | None] = {
         "target": module.target.spec.name.rstrip("/").rsplit("/", 1)[-1],
-        "drafter": type(drafter).__name__,
+        "drafter": part_name(drafter),
         "drafter_layers": getattr(drafter, "num_layers", None),
         "block_size": drafter.block_size,
         "sample_from_anchor": drafter.sample_from_anchor,
@@ -81,7 +83,8 @@ def columns(trainer: Trainer, module: Any) -> dict[str, Value]:
         group = trainer.optimizers[0].param_groups[0]
         found["optimizer"] = type(trainer.optimizers[0]).__name__
         found["lr"] = float(group.get("initial_lr", group["lr"]))
-        found["max_steps"] = int(trainer.estimated_stepping_batches)
+        steps = trainer.estimated_stepping_batches
+        found["max_steps"] = int(steps) if math.isfinite(steps) else None  # max_time alone ends the run
     seed = os.environ.get("PL_GLOBAL_SEED")
     found["seed"] = None if seed is None else int(seed)
     return {name: value for name, value in found.items() if value is not None}
@@ -90,7 +93,7 @@ def columns(trainer: Trainer, module: Any) -> dict[str, Value]:
 def part_name(part: Any) -> str:
     """Class of a part, and in brackets those of the parts that it was given: ``IntraBlockUnmasking(MixedHorizon)``."""
     if isinstance(part, nn.Module):
-        return type(part).__name__
+        return class_name(part)
     inner: list[Any] = []
     for name, value in vars(part).items():
         if not name.startswith("_"):

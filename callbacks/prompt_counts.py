@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from specdraft.bootstrap import FIELDS
@@ -34,6 +36,13 @@ def _fields(drafted: RequestResult, baseline: RequestResult) -> list[float]:
     for result in (drafted, baseline):
         values += [len(result.tokens) - 1, result.arrivals[-1] - result.arrivals[0]]
     return values
+
+
+def sum_over_ranks(trainer: Trainer, device: torch.device, values: list[float]) -> list[float]:
+    """Sums of every value over the ranks; all ranks call it with as many values."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    summed = trainer.strategy.reduce(torch.tensor(values, dtype=dtype, device=device), reduce_op="sum")
+    return summed.tolist()  # type: ignore[union-attr]
 
 
 def digest(prompt_ids: Sequence[int] | Tensor) -> str:

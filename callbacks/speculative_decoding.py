@@ -16,7 +16,9 @@ from typing_extensions import override
 
 from specdraft.bootstrap import FIELDS
 from specdraft.callbacks.decoded_views import draw, write_samples
-from specdraft.callbacks.prompt_counts import counts, digest, write_counts
+from specdraft.callbacks.naming import check_name, renamed
+from specdraft.callbacks.order import check_order
+from specdraft.callbacks.prompt_counts import counts, digest, sum_over_ranks, write_counts
 from specdraft.callbacks.report import summary_table
 from specdraft.callbacks.writer import tensorboard_writer
 from specdraft.data.selection import dealt
@@ -66,11 +68,13 @@ class SpeculativeDecoding(Callback):
             ``block_size``; its mean is logged as ``decode/mean_block_size``.
         concurrency: Requests in flight.
         rule: Verification rule at ``temperature > 0``: token by token, or by block.
-        every_n_validations: Decode at each n-th validation only; in between the last values are logged again, so that
-            monitors find them.
+        every_n_validations: Decode at each n-th validation of a training only; in between the last values are logged
+            again, so that monitors find them.
         seed: Seed of the sampling.
         confidence_threshold: Verify drafts only while the product of their calibrated confidences is at least this;
             0 verifies all. Needs a corrector with confidences.
+        name: Takes the place of ``decode`` before all values, and comes before SPLIT in the file; set it to decode in
+            a second way in the same run. ``specdraft compare`` and the callbacks read ``decode``.
     """
 
     def __init__(
@@ -87,15 +91,13 @@ class SpeculativeDecoding(Callback):
         every_n_validations: int = 1,
         seed: int = 0,
         confidence_threshold: float = 0.0,
+        name: str = "decode",
     ) -> None:
-        for name, value in (
-            ("num_prompts", num_prompts or 1),
-            ("max_new_tokens", max_new_tokens),
-            ("concurrency", concurrency),
-            ("every_n_validations", every_n_validations),
-        ):
+        self.name = check_name(name)
+        least = {"num_prompts": num_prompts or 1, "max_new_tokens": max_new_tokens, "concurrency": concurrency}
+        for option, value in {**least, "every_n_validations": every_n_validations}.items():
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{option} must be at least 1, got {value}")
         check_threshold(confidence_threshold)
         self.confidence_threshold = confidence_threshold
         if policy is not None:
@@ -113,6 +115,7 @@ class SpeculativeDecoding(Callback):
         self.seed = seed
         self.last_values: dict[str, float] = {}
         self._validations = 0
+        self._fitting = True
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -120,6 +123,13 @@ class SpeculativeDecoding(Callback):
             raise ValueError(
                 "SpeculativeDecoding takes its prompts from the data module: pass one, or remove the callback"
             )
+        check_order(trainer.callbacks, self)  # type: ignore[attr-defined]
+        self._fitting = stage == "fit"
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return super().state_key if self.name == "decode" else self._generate_state_key(name=self.name)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -127,6 +137,8 @@ class SpeculativeDecoding(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self._fitting:
+            return  # what is measured now, not what was when the checkpoint was saved
         self._validations = state_dict["validations"]
         self.last_values = dict(state_dict["last_values"])
 
@@ -134,9 +146,9 @@ class SpeculativeDecoding(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        if self._validations % self.every_n_validations == 0:
+        if not self._fitting or self._validations % self.every_n_validations == 0:
             self.last_values = self._measure(trainer, pl_module, "val")
-        self._validations += 1
+        self._validations += self._fitting
         self._log(pl_module)
 
     @override
@@ -159,21 +171,19 @@ class SpeculativeDecoding(Callback):
 
     def _log(self, module: LightningModule) -> None:
         # pooled over the ranks already: the mean of equal values, which is asked for to keep Lightning quiet
-        module.log("decode/mat", self.last_values["decode/mat"], prog_bar=True, sync_dist=True)
-        module.log_dict({k: v for k, v in self.last_values.items() if k != "decode/mat"}, sync_dist=True)
+        for name, value in renamed(self.last_values, self.name).items():
+            module.log(name, value, prog_bar=name.endswith("/mat"), sync_dist=True)
 
     def _print(self, trainer: Trainer) -> None:
         if self.last_values:
+            by = f"by {self.policy}" if self.policy is not None else self.block_size or "trained"
             how = (
-                f"temperature {self.params.temperature:g}, block size {self._block_words()}, "
+                f"temperature {self.params.temperature:g}, block size {by}, "
                 f"concurrency {self.concurrency}, at most {self.max_new_tokens} new tokens, "
                 "lean AR baseline of the same run"
             )
-            values = {**{k: float(v) for k, v in trainer.callback_metrics.items()}, **self.last_values}
-            rank_zero_info("\n" + summary_table(values, how))
-
-    def _block_words(self) -> str:
-        return f"by {self.policy}" if self.policy is not None else str(self.block_size or "trained")
+            own = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
+            rank_zero_info("\n" + summary_table(own | self.last_values, how))
 
     # ------------------------------------------------------------------ measuring
 
@@ -226,7 +236,7 @@ class SpeculativeDecoding(Callback):
         module.train(training)
         if writer := tensorboard_writer(trainer):
             prompts = list(zip(families, texts[mine], strict=True))
-            write_samples(writer, module.target.tokenizer, prompts, drafted.results, trainer.global_step)
+            write_samples(writer, module.target.tokenizer, prompts, drafted.results, trainer.global_step, self.name)
         self._keep(trainer, module.device, split, everything, all_families, baseline, drafted)
         largest = max(policy.sizes) if policy is not None else self.block_size or drafter.block_size
         return self._values(trainer, module, baseline, drafted, families, largest)
@@ -240,7 +250,7 @@ class SpeculativeDecoding(Callback):
         dtype = next(module.drafter.parameters()).dtype
         here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights)
         with warnings.catch_warnings():
-            if self._validations:
+            if self._validations and self._fitting:
                 warnings.simplefilter("ignore")
             return load_policy(self.policy, here, self.params.temperature, module.drafter.block_size)
 
@@ -257,12 +267,13 @@ class SpeculativeDecoding(Callback):
         """Write what became of the prompts of all ranks."""
         mine = slice(trainer.global_rank, None, trainer.world_size)
         rows = counts(drafted.results, baseline.results, len(requests), mine)
-        pooled = _sum_over_ranks(trainer, device, [value for row in rows for value in row])
+        pooled = sum_over_ranks(trainer, device, [value for row in rows for value in row])
         folder = trainer.log_dir  # type: ignore[attr-defined]  # asked by every rank: it is broadcast
         if folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         whole = [pooled[i : i + len(FIELDS)] for i in range(0, len(pooled), len(FIELDS))]
-        path = Path(folder) / "decoded" / f"{split}-{trainer.global_step}.csv"
+        prefix = "" if self.name == "decode" else f"{self.name}-"
+        path = Path(folder) / "decoded" / f"{prefix}{split}-{trainer.global_step}.csv"
         write_counts(path, [digest(request.prompt_ids) for request in requests], families, whole)
 
     def _values(
@@ -285,7 +296,7 @@ class SpeculativeDecoding(Callback):
                 by_family[family].update(accepted)
         same = sum(a.tokens == b.tokens for a, b in zip(baseline.results, drafted.results, strict=True))
         own = [1 + sum(r.accepted) / r.rounds for r in drafted.results if r.rounds]
-        pooled = _sum_over_ranks(
+        pooled = sum_over_ranks(
             trainer,
             device,
             [
@@ -331,11 +342,5 @@ class SpeculativeDecoding(Callback):
             if math.isfinite(value) and value > 0:
                 values[f"decode/mat_family/{family}"] = value
         if writer := tensorboard_writer(trainer):
-            draw(writer, computed, values, trainer.global_step)
+            draw(writer, computed, values, trainer.global_step, self.name)
         return values
-
-
-def _sum_over_ranks(trainer: Trainer, device: torch.device, values: list[float]) -> list[float]:
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    summed = trainer.strategy.reduce(torch.tensor(values, dtype=dtype, device=device), reduce_op="sum")
-    return summed.tolist()  # type: ignore[union-attr]

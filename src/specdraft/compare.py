@@ -179,8 +179,10 @@ def _facts(place: Path, counts: Counts) -> dict[str, Any]:
         facts["held-out data"] = data.get("val") or data.get("train")
         facts["families"] = data.get("families")
         for callback in (config["trainer"] or {}).get("callbacks") or []:
-            if callback["class_path"].endswith("SpeculativeDecoding"):
-                facts |= {name: callback["init_args"].get(name) for name in _MEASUREMENT}
+            options = callback.get("init_args") or {}
+            # one with a name of its own logs elsewhere than decode/
+            if callback["class_path"].endswith("SpeculativeDecoding") and options.get("name", "decode") == "decode":
+                facts |= {name: options.get(name) for name in _MEASUREMENT}
     if (place / "provenance.json").is_file():
         provenance = json.loads((place / "provenance.json").read_text(encoding="utf-8"))
         facts |= {name: provenance[name] for name in ("machine", "cpu", "threads", "devices") if name in provenance}

@@ -22,7 +22,8 @@ class Corrected:
         denominator: Scalar without gradients.
         predicted_ids: ``[N, A, B]`` int64 tokens chosen given the ground truth before them, -1 where not supervised.
         base: The objective's output for the uncorrected drafter.
-        parts: Scalars to log.
+        parts: Scalars to log, means over this batch.
+        denominators: What each part is a mean over, so that parts of batches can be pooled; scalars by name.
         confidence: Confidences of the corrected slots, where the corrector has any.
     """
 
@@ -31,6 +32,7 @@ class Corrected:
     predicted_ids: Tensor
     base: ObjectiveOutput
     parts: dict[str, Tensor]
+    denominators: dict[str, Tensor]
     confidence: Confidence | None = None
 
     @property
@@ -98,7 +100,8 @@ def correct(objective: Objective, corrector: Corrector, hidden: Tensor, given: T
         batch, kept = correction_batch(objective, hidden, out, given)
         correction = corrector(batch)
     if correction is None:
-        return Corrected(numerator, denominator, out.predicted_ids, out, {"base_loss": base_loss})
+        parts, over = {"base_loss": base_loss}, {"base_loss": denominator}
+        return Corrected(numerator, denominator, out.predicted_ids, out, parts, over)
     total = batch.weights.sum()
     # equal to the objective's denominator unless that one has terms of its own
     share = correction.numerator / torch.where(total > 0, total, 1)
@@ -107,7 +110,9 @@ def correct(objective: Objective, corrector: Corrector, hidden: Tensor, given: T
     slots = predicted[..., given.first_slot :].flatten(0, 1).index_copy(0, kept, correction.predicted_ids)
     predicted[..., given.first_slot :] = slots.view_as(predicted[..., given.first_slot :])
     parts = {"base_loss": base_loss, "corrector_loss": share.detach(), **correction.diagnostics}
-    return Corrected(numerator, denominator, predicted, out, parts, correction.confidence)
+    over = dict.fromkeys(correction.diagnostics, batch.counted.sum())
+    over |= {"base_loss": denominator, "corrector_loss": total}
+    return Corrected(numerator, denominator, predicted, out, parts, over, correction.confidence)
 
 
 def correction_batch(

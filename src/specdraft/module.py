@@ -26,8 +26,8 @@ from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
 from specdraft.sharding import class_name, shard
-from specdraft.step_sums import StepSums
-from specdraft.steps import generator_of, is_plain, most_frequent
+from specdraft.step_sums import StepSums, check_scaling
+from specdraft.steps import copied, generator_of, keep_plain, most_frequent, seeded, trainable
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
@@ -54,7 +54,7 @@ class DraftingModule(LightningModule):
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
             hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
             AVX-512 BF16, else highest.
-        seed: Seed of the anchors; those of a step depend on the seed and the step only, so that resuming is exact.
+        seed: Seed of anchors and dropout; a step's depend on seed, step and rank only, so that resuming is exact.
         skip_non_finite: Steps in a row that are skipped, on all ranks, where loss or gradient is not finite; one more
             ends the run.
     """
@@ -83,10 +83,7 @@ class DraftingModule(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        if not is_plain(dict(self.hparams)):
-            # built in Python, not from a config: objects in a checkpoint could not be loaded with weights_only
-            self.hparams.clear()
-            self._hparams_initial.clear()  # type: ignore[operator, union-attr]
+        keep_plain(self)
         self.target_config = target
         self.make_drafter, self.make_corrector = drafter, corrector
         self.objective = objective if objective is not None else Objective()
@@ -104,7 +101,7 @@ class DraftingModule(LightningModule):
         self._draft_head: FrozenHead | None = None
         self.step_sums = StepSums(skip_non_finite)
         self._start_from: str | None = None
-        self._total_steps = 0
+        self._total_steps: float = 0
         # -1 marks an index map that has not been chosen yet
         self.register_buffer("draft_token_ids", torch.full((draft_vocab_size or 0,), -1, dtype=torch.int64))
 
@@ -129,11 +126,14 @@ class DraftingModule(LightningModule):
         """The target's head, reduced to the draft vocabulary where there is one."""
         if self._draft_head is None:
             if not self.draft_vocab_size:
-                return self.target.head
+                return self.target.head.for_drafting()
             if int(self.draft_token_ids[0]) < 0:
                 raise RuntimeError("the draft vocabulary has not been chosen: fit first, or load a checkpoint")
             self._draft_head = self.target.head.reduce(self.draft_token_ids)
         return self._draft_head
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DraftingModule:
+        return copied(self, memo, self._target, self._draft_head)  # averaged weights need no second target
 
     def _root_device(self) -> torch.device:
         return self._trainer.strategy.root_device if self._trainer is not None else self.device
@@ -143,12 +143,20 @@ class DraftingModule(LightningModule):
     @override
     def setup(self, stage: str) -> None:
         self.target.to(self._root_device())
+        if stage == "fit" and self.drafter is not None:
+            # built by an earlier validation, in inference mode: autograd takes no tensors from there
+            self._draft_head = None
+            self.val_metrics.reset()
 
     @override
     def configure_model(self) -> None:
-        """Construct drafter, corrector and metrics for the target's spec; does nothing the second time."""
-        if self.drafter is not None:
-            return
+        """Construct drafter, corrector and metrics for the target's spec, once; shard them to train."""
+        if self.drafter is None:
+            self._construct()
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            shard(self.trainer.strategy, self.drafter, self.corrector)  # last: warm starts load whole weights
+
+    def _construct(self) -> None:
         data = self.trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
         self._build(data.family_names() if data is not None else [])
         if self._trainer is None or self.trainer.state.fn != "fit":
@@ -156,11 +164,7 @@ class DraftingModule(LightningModule):
         elif self.init_from:
             self.warm_start(self.init_from)
         elif self.draft_vocab_size:
-            if data is None:
-                raise ValueError("draft_vocab_size counts the training tokens: fit with a data module")
-            self.draft_token_ids.copy_(most_frequent(data.token_counts(), self.draft_vocab_size))
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            shard(self.trainer.strategy, self.drafter, self.corrector)  # last: warm starts load whole weights
+            self.draft_token_ids.copy_(most_frequent(data, self.draft_vocab_size))
 
     @override
     def on_validation_start(self) -> None:
@@ -169,7 +173,7 @@ class DraftingModule(LightningModule):
         if path and self.trainer.ckpt_path is None:
             self.warm_start(path)
 
-    on_test_start = on_validation_start
+    on_test_start = on_predict_start = on_validation_start
 
     def _build(self, families: list[str]) -> None:
         self.drafter = self.make_drafter(self.target.spec)
@@ -221,30 +225,27 @@ class DraftingModule(LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        trainable = [p for p in self.parameters() if p.requires_grad]
-        if not trainable:
-            raise ValueError("nothing to train: the drafter is frozen and the corrector has no parameters")
-        if not self.train_drafter and not self.init_from and self.trainer.ckpt_path is None:
-            raise ValueError("train_drafter is false, but there is no trained drafter: set init_from to its checkpoint")
-        self._total_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer = self.make_optimizer(trainable)
-        scheduler = self.make_scheduler(optimizer, self._total_steps)
+        started = bool(self.train_drafter or self.init_from or self.trainer.ckpt_path)
+        optimizer = self.make_optimizer(trainable(self, started))
+        check_scaling(optimizer, self.trainer)
+        self._total_steps = self.trainer.estimated_stepping_batches  # inf without a limit
+        scheduler = self.make_scheduler(optimizer, self._total_steps)  # type: ignore[arg-type]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # ------------------------------------------------------------------ steps
 
     @property
     def training_fraction(self) -> float:
-        """Fraction of the run's optimiser steps that are done, 0..1; 1 outside of training."""
+        """Fraction of the run's optimiser steps that are done, 0..1; 0 in a run without end, 1 outside of training."""
         return min(1.0, self.global_step / self._total_steps) if self._total_steps and self.training else 1.0
 
     @override
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        with matmul_precision(self.matmul_precision):
+        # anchors and dropout are a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
+        where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
+        with matmul_precision(self.matmul_precision), seeded(self.device, *where):
             batch = self._with_features(batch)
             self.objective.set_progress(self.training_fraction)
-            # a function of (seed, epoch, batch, rank): nothing to save, nothing to restore
-            where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
             blocks = self.objective.blocks(batch, **self._shape(), generator=generator_of(self.device, *where))
             out, _ = self._corrected(batch, blocks)
         parts = {f"train/{name}": value for name, value in out.parts.items()}
@@ -275,7 +276,7 @@ class DraftingModule(LightningModule):
         drafts = (out.predicted_ids, out.base.predicted_ids)
         self.val_metrics.update(blocks, *drafts, ranks, batch.families, out.confidence)
         for name, value in out.parts.items():
-            self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch.input_ids), sync_dist=True)
+            self.val_metrics.update_part(name, value, out.denominators[name])
         return out.choices(blocks)
 
     def calibrate(self) -> None:
@@ -308,6 +309,8 @@ class DraftingModule(LightningModule):
         if batch.features is None or (wants_last and batch.last_hidden is None):
             out = self.target.features(batch.input_ids, batch.position_ids, batch.document_ids, last_hidden=wants_last)
             batch.features, batch.last_hidden = out.features, out.hidden
+        if not wants_last:  # a cache may hold them, which must not change what is learnt
+            batch.last_hidden = None
         return batch
 
     def _shape(self) -> dict[str, int]:
@@ -319,9 +322,8 @@ class DraftingModule(LightningModule):
         assert batch.features is not None
         embeds = self.target.embed(blocks.tokens).to(torch.float32)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.train_drafter):
-            hidden = self.drafter(
-                batch.features, embeds, blocks.anchors, blocks.slots, batch.document_ids, batch.position_ids
-            )
+            where = (blocks.anchors, blocks.slots, batch.document_ids, batch.position_ids)
+            hidden = self.drafter(batch.features, embeds, *where)
         heads, last = (self.draft_head, self.target.head), batch.last_hidden
         given = TeacherForced(blocks, self.drafter.first_slot, *heads, last, self.train_drafter, self.training_fraction)
         return correct(self.objective, self.corrector, hidden, given), hidden

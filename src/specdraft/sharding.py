@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,12 +32,29 @@ class FullySharded(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        if self._sharded:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        # nothing is sharded outside of training
+        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if not self._sharded:  # sharded weights were taken by load_checkpoint
+            Strategy.load_model_state_dict(self, checkpoint, strict)
+
+    @property
+    def _sharded(self) -> bool:
+        assert self.lightning_module is not None
+        return any(is_sharded(part) for part in self.lightning_module.modules())
+
 
 StrategyRegistry.register("fsdp2", FullySharded, description="drafter and corrector sharded over the ranks")
 
 
 def shard(strategy: Strategy, *parts: nn.Module) -> None:
-    """Shard parts with parameters, if the strategy wants it.
+    """Shard parts with parameters that are not sharded yet, if the strategy wants it.
 
     Raises:
         ValueError: If the strategy shards in a way that real decoding inside validation does not survive.
@@ -46,7 +63,7 @@ def shard(strategy: Strategy, *parts: nn.Module) -> None:
         raise ValueError("strategy fsdp wraps the whole module and cannot decode in validation; use strategy fsdp2")
     if isinstance(strategy, ModelParallelStrategy):
         for part in parts:
-            if any(True for _ in part.parameters()):
+            if any(True for _ in part.parameters()) and not is_sharded(part):
                 # one unit each: drafters are a few layers, and units inside would gather in every decoding round
                 fully_shard(part, mesh=strategy.device_mesh["data_parallel"])
 

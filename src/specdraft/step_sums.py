@@ -115,6 +115,20 @@ class StepSums:
             module.log("train/accuracy", (sums["hits"] / sums["supervised"].clamp(min=1)).float())
 
 
+def check_scaling(optimizer: Optimizer, trainer: Trainer) -> None:
+    """Refuse an optimiser that undoes the scale of a 16-bit loss inside its own step.
+
+    Raises:
+        ValueError: If it is one; gradients could neither be divided nor clipped before its step.
+    """
+    scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    if scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise ValueError(
+            f"a fused {type(optimizer).__name__} does not go with trainer.precision {trainer.precision}: it scales "
+            "gradients inside of its step. Set fused: false, or train with trainer.precision: bf16-mixed"
+        )
+
+
 def own_gradients(optimizer: Optimizer) -> list[Tensor]:
     """Gradients of all parameters, of sharded ones this rank's shards; writing to them changes the gradients."""
     found = (p.grad for group in optimizer.param_groups for p in group["params"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
+from typing_extensions import override
 
 from specdraft.metrics import (
     CandidateRecall,
@@ -36,8 +38,21 @@ class Calibrated(Protocol):
     temperatures: Tensor
 
 
+@contextmanager
+def float32_default() -> Iterator[None]:
+    """Metrics take the type of their sums from torch's default, which ``precision: bf16-true`` changes."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class ValidationMetrics(nn.Module):
     """Pooled metrics of corrected and uncorrected teacher-forced drafts.
+
+    Sums stay float32 whatever the precision of the module around them: in bfloat16 they would stop to grow.
 
     Args:
         num_drafts: Drafts K of a full round.
@@ -53,11 +68,22 @@ class ValidationMetrics(nn.Module):
         self.acceptance = PrefixAcceptance(num_drafts)
         self.mat = MeanAcceptedTokens()
         self.base_mat = MeanAcceptedTokens()
-        self.loss = MeanMetric()
+        with float32_default():
+            self.loss = MeanMetric()
         self.recall = CandidateRecall(sorted({1, 4, 16, candidates}))
         self.oracle = OraclePrefix(candidates)
         self.confidence = ConfidenceCounts(num_drafts)
-        self.family_mat = nn.ModuleDict({name: MeanAcceptedTokens() for name in families})
+        # by place: a name may hold a dot or be that of a method, which module names must not
+        self.families = {name: place for place, name in enumerate(families)}
+        self.family_mat = nn.ModuleList(MeanAcceptedTokens() for _ in self.families)
+        # made at the first value and dropped by reset: what inference mode made is of no use to training
+        self.parts: dict[str, MeanMetric] = {}
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ValidationMetrics:
+        with float32_default():
+            super()._apply(lambda values: fn(values).to(values.dtype), recurse)
+        return self
 
     def update(
         self,
@@ -91,8 +117,21 @@ class ValidationMetrics(nn.Module):
         self.recall.update(ranks[supervised])
         self.oracle.update(ranks[counted], supervised[counted])
         for row, family in enumerate(families):
-            if family in self.family_mat:
-                self.family_mat[family].update(accepted[row][counted[row]])  # type: ignore[operator]
+            if family in self.families:
+                self.family_mat[self.families[family]].update(accepted[row][counted[row]])  # type: ignore[operator]
+
+    def update_part(self, name: str, value: Tensor, denominator: Tensor) -> None:
+        """Add a part of the loss, or a diagnostic, of a batch.
+
+        Args:
+            name: Its name; it is logged under ``val/``.
+            value: Scalar, a mean over the batch.
+            denominator: Scalar, what it is a mean over.
+        """
+        with float32_default():
+            if name not in self.parts:
+                self.parts[name] = MeanMetric().to(value.device)
+            self.parts[name].update(value, denominator)
 
     def temperatures(self) -> Tensor:
         """Temperature ``[K]`` of each draft position that calibrates the confidences seen so far."""
@@ -119,8 +158,10 @@ class ValidationMetrics(nn.Module):
         for k in range(self.num_drafts):
             values[f"val/survival_at/{k + 1}"] = curves["survival"][k]
             values[f"val/accept_at/{k + 1}"] = curves["acceptance"][k]
-        for family, metric in self.family_mat.items():
-            values[f"val/mat_family/{family}"] = metric.compute()  # type: ignore[operator]
+        for name, part in sorted(self.parts.items()):
+            values[f"val/{name}"] = part.compute()
+        for family, place in self.families.items():
+            values[f"val/mat_family/{family}"] = self.family_mat[place].compute()  # type: ignore[operator]
         if head is not None:
             calibration = self._calibration(head.temperatures[: self.num_drafts].cpu().float())
             values |= {name: value.to(mat.device) for name, value in calibration.items()}
@@ -142,5 +183,6 @@ class ValidationMetrics(nn.Module):
         """Forget everything."""
         for metric in (self.acceptance, self.mat, self.base_mat, self.loss, self.recall, self.oracle, self.confidence):
             metric.reset()
-        for family_metric in self.family_mat.values():
+        for family_metric in self.family_mat:
             family_metric.reset()  # type: ignore[operator]
+        self.parts = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdraft.objectives import CrossEntropy, frozen_head_loss
+from specdraft.steps import seeded
 from specdraft.targets import FrozenHead
 
 pytestmark = [
@@ -52,3 +53,16 @@ def test_frozen_head_loss_equals_the_cpu() -> None:
         outs.append((out.loss.detach().cpu(), gradient.cpu()))
     for mine, reference in zip(outs[1], outs[0], strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_of_a_step_depends_on_the_step_alone() -> None:
+    device, ones = torch.device("cuda", 0), torch.ones(256, device="cuda")
+
+    def mask(*where: int) -> torch.Tensor:
+        with seeded(device, *where):
+            return torch.nn.functional.dropout(ones, 0.5)
+
+    first, before = mask(1, 0, 3, 0), torch.cuda.get_rng_state(device)
+    assert mask(1, 0, 3, 0).equal(first)
+    assert not mask(1, 0, 3, 1).equal(first)
+    assert torch.cuda.get_rng_state(device).equal(before)

@@ -63,8 +63,11 @@ class Runs:
         one_prompt = folder / "one_prompt.yaml"
         one_prompt.write_text(config.read_text().replace("num_prompts: 3", "num_prompts: 1"))
         last = str(self.runs / "equal/checkpoints/last.ckpt")
+        more = [*fit, *EQUAL, "--trainer.max_steps=12", "--trainer.val_check_interval=2", "--ckpt_path"]
         self.words = {
             "equal": [*fit, *EQUAL],
+            "resumed": [*more, last],
+            "resumed-sharded": [*more, str(self.runs / "sharded/checkpoints/last.ckpt")],
             "barren": [*fit, *BARREN, *data],
             "one_prompt": ["validate", "--config", str(one_prompt), *EQUAL[4:], "--ckpt_path", last],
         }
@@ -80,6 +83,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, chat_file:
         [*out.words["barren"], *TWO, "--data.init_args.batch_size=1", "--trainer.logger.version=barren"],
         [*out.words["one_prompt"], *TWO, "--trainer.logger.version=validated"],
         [*out.words["equal"], *SHARDED, "--data.init_args.batch_size=2", "--trainer.logger.version=sharded"],
+        [*out.words["one_prompt"], *SHARDED, "--trainer.logger.version=validated-sharded"],
+        [*out.words["resumed"], *TWO, "--data.init_args.batch_size=2", "--trainer.logger.version=resumed"],
+        [*out.words["resumed-sharded"], *SHARDED, "--data.init_args.batch_size=2", "--trainer.logger.version=again"],
     ]
     (folder / "plan.json").write_text(json.dumps(plan))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -134,6 +140,18 @@ def test_validation_of_a_checkpoint_is_pooled(runs: Runs) -> None:
     assert again["decode/num_prompts"] == [1.0]
     for tag in ("val/mat", "val/loss"):
         assert again[tag][-1] == pytest.approx(fitted[tag][-1], rel=1e-5)
+    # a strategy that shards to train has whole weights to validate
+    same(again, scalars(runs.runs / "validated-sharded"), "val/mat", "val/loss", "decode/mat", "decode/num_prompts")
+
+
+@pytest.mark.ddp
+def test_both_strategies_resume(runs: Runs) -> None:
+    whole, sharded = (scalars(runs.runs / name) for name in ("resumed", "again"))
+    assert len(whole["train/loss"]) == 2
+    same(whole, sharded, "train/loss", "val/loss")
+    expected = weights(runs.runs / "resumed")
+    for key, value in weights(runs.runs / "again").items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=1e-4)
 
 
 @pytest.mark.ddp

@@ -44,6 +44,26 @@ def test_fit_logs_decodes_and_saves(run_cli: Run, tiny_config: Path, tmp_path: P
         assert found["specdraft"]["spec"]["taps"] == [0, 2]
 
 
+def test_two_ways_of_decoding_under_autocast(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    second = (
+        "    - class_path: SpeculativeDecoding\n      init_args: {name: sampled, temperature: 1.0, num_prompts: 1}\n"
+    )
+    text = tiny_config.read_text()
+    tiny_config.write_text(text.replace("    - class_path: Provenance", second + "    - class_path: Provenance"))
+    # the target keeps its own precision: what it is asked for and what its logits become are float32
+    soft = ("--model.objective.init_args.prediction=KLDivergence", "--model.corrector=MarkovCorrector")
+    run_cli(
+        *("fit", "--config", tiny_config, *soft, "--model.corrector.confidence=true"),
+        *("--trainer.precision=bf16-mixed", "--trainer.max_steps=2", "--trainer.val_check_interval=2"),
+    )
+    folder = tmp_path / "runs/tiny/v"
+    values = scalars(folder)
+    assert values["decode/lossless"] == [1.0]
+    assert (values["decode/num_prompts"], values["sampled/num_prompts"]) == ([3.0], [1.0])
+    assert "sampled/lossless" not in values
+    assert sorted(path.name for path in (folder / "decoded").iterdir()) == ["sampled-val-2.csv", "val-2.csv"]
+
+
 def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
     run_cli("fit", "--config", tiny_config)
     last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
@@ -56,6 +76,8 @@ def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Pa
 
 @pytest.mark.parametrize("stop", [2, 5])
 def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp_path: Path, stop: int) -> None:
+    text = tiny_config.read_text()
+    tiny_config.write_text(text.replace("tap_norm: true}", "tap_norm: true, dropout: 0.1}"))
     run_cli("fit", "--config", tiny_config, "--trainer.logger.version=whole")
     # the schedule knows the whole run, so an interruption is simulated by raising, not by a smaller max_steps
     from lightning.pytorch import Callback

@@ -69,6 +69,13 @@ def test_runs_measured_otherwise_are_told_apart(runs: Path, capsys: pytest.Captu
     assert "NOT comparable" in capsys.readouterr().out
 
 
+def test_decoding_under_another_name_is_not_compared(runs: Path) -> None:
+    path = runs / "none" / "version_0" / "config.yaml"
+    second = "    - class_path: SpeculativeDecoding\n      init_args: {name: sampled, temperature: 1.0}\nmodel:"
+    path.write_text(path.read_text().replace("model:", second))
+    assert not differences(read_runs([str(runs)]))
+
+
 def test_figure_shows_the_numbers_and_says_what_differs(runs: Path) -> None:
     write_counts(runs / "none" / "version_0", 1, [0, 5, 10, 20])
     write_run(runs / "hot" / "version_0", [3.0], temperature=1.0)

@@ -62,6 +62,11 @@ def test_predecessors_weights_and_sum(reduced, first_slot):
     torch.testing.assert_close(out.numerator, 0.5 * plain.numerator + 2.0 * 2.0 * plain.denominator)
     torch.testing.assert_close(out.denominator, plain.denominator)
     torch.testing.assert_close(out.parts["corrector_loss"], torch.tensor(2.0))
+    assert out.denominators.keys() == out.parts.keys()
+    assert int(out.denominators["extra"]) == int(
+        (given.draft_head.to_rows(blocks.labels)[blocks.supervised] >= 0).sum()
+    )
+    torch.testing.assert_close(out.denominators["corrector_loss"], plain.denominator)
     seen = corrector.seen[0]
     place = 0
     for n in range(2):

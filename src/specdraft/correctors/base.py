@@ -59,7 +59,7 @@ class Correction:
         numerator: ``sum m w l``, float32 scalar; its denominator is ``sum m w`` of the batch.
         predicted_ids: ``[M, K]`` int64 target ids that the corrector chooses given the ground-truth predecessors;
             -1 where not counted.
-        diagnostics: Further scalars to log, detached; means over this batch.
+        diagnostics: Further scalars to log, detached; means over the counted slots of this batch.
         confidence: Confidences of the counted slots, where the corrector has any.
     """
 

@@ -48,7 +48,7 @@ class ConfidenceCounts(Metric):
             raise ValueError(f"num_drafts must be at least 1, got {num_drafts}")
         self.num_drafts = num_drafts
         self.add_state("confidence_slots", torch.zeros(num_drafts * BINS, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("confidence_sums", torch.zeros(2, num_drafts * BINS), dist_reduce_fx="sum")
+        self.add_state("confidence_sums", torch.zeros(2, num_drafts * BINS, dtype=torch.float32), dist_reduce_fx="sum")
 
     @override
     def update(self, logits: Tensor, acceptance: Tensor, positions: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,8 @@ class FrozenHead:
     """Logits of hidden states: ``softcap * tanh(multiplier * (W h + b) / softcap)``.
 
     A plain object, so that the target's weights are in no module tree. Hidden states are cast to the dtype of the
-    weight.
+    weight. The target's own head computes in that dtype whatever the autocast around it, as the rest of the target
+    does; a reduced head, and :meth:`for_drafting`, follow the autocast of the drafter.
 
     Args:
         weight: ``[D, H]`` frozen rows; ``D == V`` unless reduced.
@@ -57,15 +60,29 @@ class FrozenHead:
             self._rows[self.token_ids] = torch.arange(weight.shape[0], device=weight.device)
         self._pack = pack
         self._product = PackedWeight(self.weight, self.bias, pack=pack)
+        self._drafting = token_ids is not None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map ``[..., H]`` to logits ``[..., D]``; differentiable in ``hidden``."""
+        device = hidden.device.type
+        if not self._drafting and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self._logits(hidden)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._product(hidden.to(self.weight.dtype))
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+    def for_drafting(self) -> FrozenHead:
+        """The same head, sharing its weights, for the drafter's output."""
+        head = copy(self)
+        head._drafting = True
+        return head
 
     def to_rows(self, ids: Tensor) -> Tensor:
         """Map target ids to rows, -1 for a token outside the draft vocabulary; same shape, int64."""
@@ -99,7 +116,7 @@ class FrozenHead:
 
     def to(self, device: torch.device | str) -> FrozenHead:
         """The same head with its weights on ``device``."""
-        return FrozenHead(
+        head = FrozenHead(
             self.weight.to(device),
             bias=None if self.bias is None else self.bias.to(device),
             softcap=self.softcap,
@@ -108,6 +125,8 @@ class FrozenHead:
             vocab_size=self.vocab_size,
             pack=self._pack,
         )
+        head._drafting = self._drafting
+        return head
 
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:

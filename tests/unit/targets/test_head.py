@@ -42,6 +42,16 @@ def test_hidden_is_cast_to_the_weight(weight):
     assert FrozenHead(weight.bfloat16())(torch.randn(2, 6)).dtype == torch.bfloat16
 
 
+def test_autocast_is_for_the_drafter_alone(weight):
+    head, hidden = FrozenHead(weight, pack=False), torch.randn(3, 6)
+    expected, drafting = head(hidden), head.for_drafting()
+    assert drafting.weight is head.weight
+    assert drafting(hidden).equal(expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert head(hidden).equal(expected)
+        assert drafting(hidden).dtype == head.reduce(torch.tensor([1, 4]))(hidden).dtype == torch.bfloat16
+
+
 def test_reduced_head_keeps_logits_and_maps_ids(weight):
     ids = torch.tensor([1, 4, 9])
     whole = FrozenHead(weight, bias=torch.arange(11.0), softcap=3.0, multiplier=2.0)
