@@ -23,8 +23,9 @@ def test_predict_then_validate_then_fit(run_cli: Run, tiny_config: Path, tmp_pat
     module, data, _ = configured(["--config", str(tiny_config), small, f"--model.init_from={last}"])
     options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(max_epochs=-1, max_steps=3, val_check_interval=2, num_sanity_val_steps=0, **options)  # type: ignore[arg-type]
-    data.predict_dataloader = data.val_dataloader  # type: ignore[method-assign]
-    trainer.predict(module, data)
+    drafts = trainer.predict(module, data)
+    assert drafts
+    assert all(set(batch) >= {"predicted", "labels"} for batch in drafts)
     saved = torch.load(last, weights_only=True)["state_dict"]
     for key, value in module.state_dict().items():
         torch.testing.assert_close(value, saved[key], rtol=0, atol=0)

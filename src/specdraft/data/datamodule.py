@@ -159,7 +159,12 @@ class ChatDataModule(LightningDataModule):
             if hasattr(target, "to"):
                 # this hook runs before the module's own: features must not be extracted on the CPU of a GPU machine
                 target.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
-        splits: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+        splits: dict[str, tuple[Split, ...]] = {
+            "fit": ("train", "val"),
+            "validate": ("val",),
+            "test": ("test",),
+            "predict": ("test",),
+        }
         for name in splits.get(stage, ()):
             if self.rows(name):
                 self._reader(name)
@@ -208,6 +213,11 @@ class ChatDataModule(LightningDataModule):
     @override
     def test_dataloader(self) -> ResumableLoader | list[ResumableLoader]:
         return self._loader("test", shuffle=False) if self.rows("test") else []
+
+    @override
+    def predict_dataloader(self) -> ResumableLoader | list[ResumableLoader]:
+        """The rows of ``test``."""
+        return self.test_dataloader()
 
     def _loader(self, name: Split, shuffle: bool) -> ResumableLoader:
         trainer = self.trainer
