@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,7 @@ class Run:
         made_with: Facts that two runs must share for their decoded values to be comparable.
         counts: What became of every prompt, where the run kept it.
         folder: Where the run lies.
+        corrector: Class of its corrector, empty where the run does not tell.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Run:
     made_with: dict[str, Any] = field(default_factory=dict)
     counts: Counts = field(default_factory=dict)
     folder: Path = Path()
+    corrector: str = ""
 
 
 def compare(
@@ -105,11 +108,23 @@ def read_runs(folders: list[str], at: Literal["best", "last"] = "best") -> list[
             raise FileNotFoundError(f"no folder {folder}; name the save_dir of the runs, such as runs/")
         places |= {path.parent for path in folder.rglob("events.out.tfevents.*")}
     out = [run for place in sorted(places) if (run := _read(place, at)) is not None]
+    for run, name in zip(out, unique_names([run.folder for run in out]), strict=True):
+        run.name = name
     if not out:
         raise FileNotFoundError(
             f"no run with decode/mat below {', '.join(folders)}; fit with SpeculativeDecoding first"
         )
     return out
+
+
+def unique_names(folders: Sequence[Path]) -> list[str]:
+    """The last two parts of every path, or as many more as tell all of them apart."""
+    parts = [folder.absolute().parts for folder in folders]
+    for count in range(2, max(map(len, parts), default=2)):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
 
 
 def _read(place: Path, at: str) -> Run | None:
@@ -130,17 +145,24 @@ def _read(place: Path, at: str) -> Run | None:
                 values[tag] = float(same[-1])
     # a validation inside an epoch is logged one step before the trainer's own count, which names the file
     counts = read_counts(place, int(chosen.step) + 1)
-    return Run("/".join(place.parts[-2:]), int(chosen.step), values, _facts(place, counts), counts, place)
+    config = _config(place)
+    return Run(place.name, int(chosen.step), values, _facts(place, config, counts), counts, place, _corrector(config))
 
 
 def reference_run(runs: list[Run], name: str | None) -> Run:
     """The run that others are compared with.
 
+    Args:
+        runs: The runs.
+        name: Part of its name; None takes the first that was configured without a corrector, else the first with
+            ``none`` in its name, else the first of all.
+
     Raises:
         ValueError: If not exactly one name contains ``name``.
     """
     if name is None:
-        return next((run for run in runs if "none" in run.name), runs[0])
+        without = [run for run in runs if run.corrector.endswith("NoCorrector")]
+        return next(iter(without or [run for run in runs if "none" in run.name] or runs))
     found = [run for run in runs if name in run.name]
     if len(found) != 1:
         raise ValueError(
@@ -169,11 +191,21 @@ def intervals(run: Run, reference: Run) -> dict[str, float | tuple[float, float]
     return {name: value for name, value in out.items() if value is not None}
 
 
-def _facts(place: Path, counts: Counts) -> dict[str, Any]:
+def _config(place: Path) -> dict[str, Any]:
+    """What the run was configured with, empty where it did not keep it."""
+    path = place / "config.yaml"
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+
+
+def _corrector(config: dict[str, Any]) -> str:
+    found = (config.get("model") or {}).get("corrector") or ""
+    return str(found.get("class_path") or "") if isinstance(found, dict) else str(found)
+
+
+def _facts(place: Path, config: dict[str, Any], counts: Counts) -> dict[str, Any]:
     """Target, held-out data, how it was decoded, and the machine; what a run does not tell is left out."""
     facts: dict[str, Any] = {}
-    if (place / "config.yaml").is_file():
-        config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
+    if config:
         facts["target"] = config["model"]["target"]["path"]
         data = config["data"]["init_args"]
         facts["held-out data"] = data.get("val") or data.get("train")

@@ -138,6 +138,14 @@ def test_refuses(
     assert match in f"{caught.value}\n{capsys.readouterr().err}"
 
 
+def test_refuses_a_long_prompt_of_the_last_share_at_once(run_cli: Run, last: Path, tmp_path: Path) -> None:
+    texts = ["add one"] * 15 + ["add one " * 200]
+    Path("long.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    with pytest.raises(ValueError, match=r"request 15: prompt of \d+ .* exceeds the 256 positions"):
+        run_cli("bench", "--checkpoint", last, "--prompts=long.jsonl", "--concurrency=1", "--out=never")
+    assert not Path("never").exists()
+
+
 def test_refuses_an_earlier_run_and_other_options(run_cli: Run, last: Path, prompts: Path) -> None:
     words = ("bench", "--checkpoint", last, "--prompts", prompts, "--concurrency=1", "--max_new_tokens=4")
     run_cli(*words)

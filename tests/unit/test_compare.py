@@ -163,6 +163,33 @@ def test_runs_without_counts_show_what_they_logged(runs: Path) -> None:
     assert "ref" not in table(found)
 
 
+def test_names_tell_runs_of_two_seeds_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in ("seed0", "seed1"):
+        write_run(tmp_path / seed / "none" / "version_0", [1.0])
+        write_run(tmp_path / seed / "dcoco" / "version_0", [2.0])
+    folders = [str(tmp_path / seed) for seed in ("seed0", "seed1")]
+    names = [f"{seed}/{kind}/version_0" for seed in ("seed0", "seed1") for kind in ("dcoco", "none")]
+    assert [run.name for run in read_runs(folders)] == names
+    compare(folders, format="csv", reference="seed1/none")
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert [row["run"] for row in rows] == names
+    assert [run.name for run in read_runs(folders[:1])] == ["dcoco/version_0", "none/version_0"]
+
+
+def test_the_reference_is_the_run_configured_without_a_corrector(tmp_path: Path) -> None:
+    """Not one whose name happens to hold the word."""
+    correctors = {"a_nonempty": "specdraft.correctors.DCOCO", "plain": "specdraft.correctors.NoCorrector", "z": ""}
+    for name, corrector in correctors.items():
+        write_run(tmp_path / name / "v", [1.0])
+        text = (tmp_path / name / "v" / "config.yaml").read_text()
+        line = f"model:\n  corrector: {{class_path: {corrector}}}" if corrector else "model:\n  corrector: null"
+        (tmp_path / name / "v" / "config.yaml").write_text(text.replace("model:", line))
+    found = read_runs([str(tmp_path)])
+    assert reference_run(found, None).name == "plain/v"
+    assert reference_run([found[0], found[2]], None).name == "a_nonempty/v"
+    assert reference_run([found[2]], None).name == "z/v"
+
+
 @pytest.mark.parametrize("name", ["gone", "version"])
 def test_reference_must_be_one_run(runs: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"reference '{name}' is part of"):

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from specdraft.bench.journal import Journal
+from specdraft.bench.journal import Journal, Share
 from specdraft.bench.latency import (
     first_token_seconds,
     inter_token_seconds,
@@ -92,9 +92,10 @@ class Job:
 def measure(
     jobs: Sequence[Job], requests: Sequence[Request], journal: Journal, device: torch.device
 ) -> list[Measurement]:
-    """Decode the prompts in the way of every cell, but for those that an interrupted run finished.
+    """Decode the prompts in the way of every cell, but for the shares that an interrupted run finished.
 
-    The cells take turns (see :func:`specdraft.decoding.alternation.alternately`), after a warm-up of each.
+    The cells take turns (see :func:`specdraft.decoding.alternation.alternately`), after a warm-up of each. A share that
+    was interrupted is decoded again as a whole: seconds belong to all of its prompts or to none.
 
     Args:
         jobs: What is measured, all at one concurrency.
@@ -116,7 +117,7 @@ def measure(
             open_jobs[which][1].advance(turn, decodes[which], device)
     for _, state in open_jobs:
         state.close()
-    return [Measurement(s.cell, [s.done[i] for i in range(len(requests))], s.totals()) for s in running]
+    return [Measurement(state.cell, state.results(), state.totals()) for state in running]
 
 
 class _Running:
@@ -124,34 +125,36 @@ class _Running:
 
     def __init__(self, cell: Cell, requests: Sequence[Request], journal: Journal) -> None:
         self.cell, self.requests, self.journal = cell, requests, journal
-        self.done = journal.finished(cell.key)
-        self.rest = [i for i in range(len(requests)) if i not in self.done] or list(range(len(requests)))
-        self.shares = shares(len(self.rest), cell.concurrency)
-        self.parts: list[DecodeResult] = []
-        self.peaks: list[PeakMemory] = []
+        places = range(len(requests))
+        self.shares = [places[share] for share in shares(len(requests), cell.concurrency)]
 
     def advance(self, turn: int, decode: Decode, device: torch.device) -> None:
-        """Decode the share of a turn, if there is one."""
-        if turn >= len(self.shares):
+        """Decode the share of a turn, if there is one that is not finished."""
+        if turn >= len(self.shares) or self.journal.share(self.cell.key, self.shares[turn]) is not None:
             return
-        places = self.rest[self.shares[turn]]
+        places = self.shares[turn]
         with PeakMemory(device) as peak:
             out = decode(
                 [self.requests[i] for i in places],
                 lambda place, result: self.journal.request(self.cell.key, places[place], result),
             )
-        self.done.update(zip(places, out.results, strict=True))
-        self.parts.append(out)
-        self.peaks.append(peak)
+        self.journal.finish(self.cell.key, places, Share.of(out, peak.mib, peak.kind))
+
+    def results(self) -> list[RequestResult]:
+        """The continuation of every prompt of a cell that has been closed."""
+        done = self.journal.finished(self.cell.key)
+        return [done[i] for i in range(len(self.requests))]
 
     def close(self) -> None:
         """Write the totals."""
-        out = joined(self.parts)
-        known = [peak.mib for peak in self.peaks if peak.mib is not None]
+        found = [self.journal.share(self.cell.key, places) for places in self.shares]
+        ended = [share for share in found if share is not None]
+        out = joined([share.timed() for share in ended])
+        out.results = self.results()
+        known = [share.peak_memory_mib for share in ended if share.peak_memory_mib is not None]
         self.journal.close(
             self.cell.key,
             {
-                "timed_prompts": len(self.rest),
                 "timed_tokens": out.emitted - len(out.results),
                 "timed_rounds": out.rounds,
                 "steps": out.steps,
@@ -160,7 +163,7 @@ class _Running:
                 "decode_seconds": out.decode_seconds,
                 "timing": asdict(out.timing),
                 "peak_memory_mib": max(known, default=None),
-                "memory_kind": self.peaks[0].kind,
+                "memory_kind": ended[0].memory_kind,
             },
         )
 
@@ -187,7 +190,6 @@ def summary(run: Measurement, baseline: Measurement, families: Sequence[str]) ->
     return {
         **asdict(run.cell),
         "prompts": len(run.results),
-        "timed_prompts": totals["timed_prompts"],
         "emitted": pooled.emitted,
         "rounds": pooled.rounds,
         "mean_rows": totals["timed_rounds"] / steps,

@@ -23,6 +23,7 @@ from specdraft.decoding import (
     Request,
     SamplingParams,
     autoregressive_decode,
+    check_requests,
     speculative_decode,
 )
 from specdraft.module import DraftingModule
@@ -94,7 +95,8 @@ def prepare(
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If an option is out of range, there are no prompts, or the checkpoints do not belong together.
+        ValueError: If an option is out of range, there are no prompts, a prompt does not fit into the target's context,
+            or the checkpoints do not belong together.
     """
     temperatures = [0.0] if temperature is None else temperature
     settings = [SamplingParams(value, top_p, top_k) for value in temperatures]
@@ -108,6 +110,7 @@ def prepare(
     labels = dict(zip(modules, _labels(list(modules)), strict=True))
     model = next(iter(modules.values())).target
     requests = requests_of(model, rows, max_new_tokens, concurrency)
+    check_requests(requests, model.spec)
     facts = {
         "target": model.spec.name,
         "target_dtype": str(model.dtype).removeprefix("torch."),

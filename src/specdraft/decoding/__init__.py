@@ -8,6 +8,7 @@ from specdraft.decoding.policy import BlockPolicy, FixedBlock, RunningSurvival, 
 from specdraft.decoding.policy_file import MadeFor, PolicyFile, load_policy
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult, RoundLog
 from specdraft.decoding.sampling import SamplingParams, next_tokens, sample, to_probs
+from specdraft.decoding.schedule import check_requests
 from specdraft.decoding.tuned import TunedTables
 from specdraft.decoding.verify import Rule, verify, verify_greedy
 
@@ -30,6 +31,7 @@ __all__ = [
     "TunedTables",
     "alternately",
     "autoregressive_decode",
+    "check_requests",
     "check_threshold",
     "load_policy",
     "next_tokens",

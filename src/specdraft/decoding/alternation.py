@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specdraft.decoding.requests import DecodeResult, Request
-from specdraft.types import RoundTiming
+from specdraft.decoding.schedule import check_requests
+from specdraft.types import RoundTiming, TargetSpec
 
 Decode = Callable[[list[Request]], DecodeResult]
 
@@ -13,7 +14,9 @@ Decode = Callable[[list[Request]], DecodeResult]
 TURNS, ROWS_PER_SHARE = 4, 4
 
 
-def alternately(decodes: list[Decode], requests: list[Request], concurrency: int) -> list[DecodeResult]:
+def alternately(
+    decodes: list[Decode], requests: list[Request], concurrency: int, spec: TargetSpec | None = None
+) -> list[DecodeResult]:
     """Decode all requests in each way, a share of them at a time; every second share in the reversed order.
 
     Quotients of the rates then hold although seconds drift.
@@ -22,10 +25,16 @@ def alternately(decodes: list[Decode], requests: list[Request], concurrency: int
         decodes: The ways to decode.
         requests: What to decode.
         concurrency: Requests in flight.
+        spec: The target, to refuse what it cannot hold before anything is decoded; None leaves that to every share.
 
     Returns:
         A result of each way over all requests, in their order.
+
+    Raises:
+        ValueError: Naming the request that cannot be decoded.
     """
+    if spec is not None:
+        check_requests(requests, spec)
     parts: list[list[DecodeResult]] = [[] for _ in decodes]
     for turn, share in enumerate(shares(len(requests), concurrency)):
         for which in in_turn(len(decodes), turn):

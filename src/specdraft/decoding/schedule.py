@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -170,6 +170,20 @@ class Schedule:
         ids = [sorted(row.stops) if row is not None else [] for row in self.rows]
         padded = [own + [-1] * (self.stop_width - len(own)) for own in ids]
         return torch.tensor(padded, dtype=torch.int64, device=device)
+
+
+def check_requests(requests: Sequence[Request], spec: TargetSpec) -> None:
+    """Refuse what a target cannot decode, before any of it is decoded.
+
+    Args:
+        requests: What is to be decoded.
+        spec: The target.
+
+    Raises:
+        ValueError: Naming the request, by its place in ``requests``, and the reason.
+    """
+    for index, request in enumerate(requests):
+        _check(Row(index, request), spec)
 
 
 def _check(row: Row, spec: TargetSpec) -> None:

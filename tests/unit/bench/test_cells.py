@@ -7,7 +7,7 @@ import torch
 
 from specdraft.bench import Cell, Job, measure, summary
 from specdraft.bench.journal import Journal
-from specdraft.decoding import DecodeResult, Request, RequestResult
+from specdraft.decoding import DecodeResult, Request, RequestResult, RoundLog
 from specdraft.types import RoundTiming
 
 CPU = torch.device("cpu")
@@ -25,7 +25,8 @@ def fake_decode(calls, stop_after=None):
             p = request.prompt_ids[0]
             results.append(RequestResult([p, p + 1, p + 2], [1], [1], 0.3, 1, [0.1, 0.3]))
             on_finish(place, results[-1])
-        return DecodeResult(results, 0.5, 2.0, RoundTiming(0.5, 0.25, 1.0, 0.25), steps=2)
+        log = [RoundLog(4, 2, len(requests), 1.0)] * 2
+        return DecodeResult(results, 0.5, 2.0, RoundTiming(0.5, 0.25, 1.0, 0.25), steps=2, log=log)
 
     return decode
 
@@ -46,26 +47,50 @@ def started(decode):
 
 
 def test_an_interrupted_cell_goes_on(tmp_path):
-    path, calls = tmp_path / "requests.jsonl", []
+    """What is finished is timed by the shares that ended; the interrupted one is decoded again as a whole."""
+    path, calls, requests = tmp_path / "requests.jsonl", [], [Request([i], 3) for i in range(16)]
+    first, second = list(range(8)), list(range(8, 16))
+    whole = fake_decode(calls)
+
+    def killed(requests, on_finish):
+        return (whole if requests[0].prompt_ids[0] == 0 else fake_decode(calls, stop_after=3))(requests, on_finish)
+
     with pytest.raises(KeyboardInterrupt):
-        measured(CELL, fake_decode(calls, stop_after=3), REQUESTS, Journal(path, {"seed": 0}))
+        measured(CELL, killed, requests, Journal(path, {"seed": 0}))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line.get("index") for line in lines] == [None, 0, 1, 2]
+    assert [line.get("index") for line in lines] == [None, *first, None, 8, 9, 10]
     with path.open("a") as file:
         file.write('{"cell": "torn by a ki')
     with pytest.raises(FileExistsError, match="--resume"):
         Journal(path, {"seed": 0})
     with pytest.raises(ValueError, match="seed 0, not 1"):
         Journal(path, {"seed": 1}, resume=True)
-    run = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True))
-    assert calls == [[0, 1, 2, 3, 4], [3, 4]]
-    assert [r.tokens[0] for r in run.results] == [0, 1, 2, 3, 4]
-    assert run.totals["timed_prompts"] == 2
-    assert run.tokens_per_second == 2 * 2 / 2.0
-    again = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {"seed": 0}, resume=True))
-    assert len(calls) == 2
+    run = measured(CELL, fake_decode(calls), requests, Journal(path, {"seed": 0}, resume=True))
+    assert calls == [first, second, second]
+    assert [json.loads(line) for line in path.read_text().splitlines()][: len(lines)] == lines
+    assert [r.tokens[0] for r in run.results] == list(range(16))
+    unbroken = measured(CELL, fake_decode([]), requests, Journal(tmp_path / "unbroken.jsonl", {}))
+    assert run.totals | {"peak_memory_mib": 0} == unbroken.totals | {"peak_memory_mib": 0}
+    assert run.results == unbroken.results
+    assert run.tokens_per_second == 2 * 16 / 4.0
+    (shape,) = run.totals["shapes"]
+    assert (shape["rounds"], shape["tokens"], shape["seconds"], shape["median_seconds"]) == (4, 32, 4.0, 1.0)
+    again = measured(CELL, fake_decode(calls), requests, Journal(path, {"seed": 0}, resume=True))
+    assert len(calls) == 3
     assert again.totals == run.totals
     assert again.results == run.results
+
+
+@pytest.mark.parametrize("lines", [-1, -2])
+def test_a_cell_that_lacks_its_last_lines_keeps_its_rounds(tmp_path, lines):
+    """The prompts of a cell may all be there while its totals are not."""
+    path, calls = tmp_path / "requests.jsonl", []
+    run = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {}))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    again = measured(CELL, fake_decode(calls), REQUESTS, Journal(path, {}, resume=True))
+    assert len(calls) == -lines
+    assert again.totals["shapes"] == run.totals["shapes"] != []
+    assert again.tokens_per_second == run.tokens_per_second
 
 
 def test_cells_take_turns(tmp_path):

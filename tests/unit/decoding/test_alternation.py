@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from decoding_stubs import StubTarget
 
 from specdraft.decoding import DecodeResult, Request, RequestResult, RoundLog, alternately
 from specdraft.types import RoundTiming
@@ -51,3 +52,12 @@ def test_every_request_is_decoded_once_in_each_way_and_in_order(
         assert result.prefill_seconds == len(shares)
         assert result.decode_seconds == 2 * len(shares)
         assert result.timing == RoundTiming(draft=0.5 * len(shares), verify=1.5 * len(shares))
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_decoded() -> None:
+    target = StubTarget()
+    longest = target.spec.max_position_embeddings
+    requests = [Request([1], 1) for _ in range(16)]
+    requests[13] = Request([1] * longest, 2)
+    with pytest.raises(ValueError, match=f"request 13: prompt of {longest} .* exceeds the {longest} positions"):
+        alternately([lambda _: pytest.fail("decoded")], requests, 1, target.spec)
