@@ -6,12 +6,15 @@ import json
 import sys
 from collections import Counter
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from specdraft.callbacks.report import token_groups
+from specdraft.checkpoints.facts import KEY
+from specdraft.checkpoints.lightning_file import load_content
 from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
 from specdraft.decoding import (
     BlockPolicy,
@@ -27,35 +30,61 @@ from specdraft.decoding import (
 )
 from specdraft.interchange import module_from_folder
 from specdraft.module import DraftingModule
+from specdraft.targets import loading_onto
 from specdraft.targets.packing import pack_linears
 
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
 
 
-def load_module(checkpoint: str, device: str = "auto", target: str | None = None) -> DraftingModule:
+def load_module(
+    checkpoint: str, device: str = "auto", target: str | None = None, drafter_dtype: str = "auto"
+) -> DraftingModule:
     """Load a trained module with its target, ready to decode.
 
     Args:
         checkpoint: Checkpoint written by ``specdraft fit``, or exported folder.
         device: ``auto``, ``cpu`` or ``cuda``.
-        target: Target of an exported folder, by name or folder; None takes the one that it names.
+        target: Target by name or folder, such as one that has moved; None takes the one that the checkpoint names.
+        drafter_dtype: Type of drafter and corrector; auto is the target's.
 
     Raises:
         FileNotFoundError: If there is no such file.
+        ValueError: If the target is not the one that the checkpoint was made for.
     """
     if not Path(checkpoint).exists():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if Path(checkpoint).is_dir():
-        module = module_from_folder(checkpoint, device, target)
-    else:
-        module = DraftingModule.load_from_checkpoint(checkpoint, map_location=device)
+    with loading_onto(device):
+        if Path(checkpoint).is_dir():
+            module = module_from_folder(checkpoint, device, target)
+        else:
+            module = _module_from_file(checkpoint, target)
     module.to(device).eval()
     module.target.to(torch.device(device))
+    kind = module.target.dtype if drafter_dtype == "auto" else getattr(torch, drafter_dtype)
     for part in (module.drafter, module.corrector):
+        part.to(kind)
         pack_linears(part)  # never trained from here on, so that packed copies of the weights stay true
     return module
+
+
+def _module_from_file(checkpoint: str, target: str | None) -> DraftingModule:
+    """A module of a file, on the CPU but for its target; a target that is named may have another name than its own."""
+    if target is None:
+        return DraftingModule.load_from_checkpoint(checkpoint, map_location="cpu")
+    content = load_content(checkpoint)
+    known = (content.get("hyper_parameters") or {}).get("target")
+    if not isinstance(known, dict):
+        raise ValueError(
+            f"{checkpoint} holds no configuration of its target, so {target!r} cannot replace it; leave --target out"
+        )
+    content[KEY]["spec"]["name"] = None  # everything else about the target is still compared
+    content["optimizer_states"] = []
+    file = BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return DraftingModule.load_from_checkpoint(file, map_location="cpu", target={**known, "path": target})
 
 
 def open_policy(path: str, module: DraftingModule, checkpoint: str, temperature: float) -> BlockPolicy:
@@ -86,6 +115,7 @@ def generate(
     color: bool | None = None,
     target: str | None = None,
     confidence_threshold: float = 0.0,
+    drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
@@ -101,11 +131,12 @@ def generate(
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
-        target: Target of an exported folder, by name or folder; null takes the one that it names.
+        target: Target by name or folder, such as one that has moved; null takes the one that the checkpoint names.
         confidence_threshold: Verify drafts only while the product of their confidences is at least this; 0 verifies
             all. Needs a corrector with confidences.
+        drafter_dtype: Type of drafter and corrector; auto is the target's.
     """
-    module = load_module(checkpoint, device, target)
+    module = load_module(checkpoint, device, target, drafter_dtype)
     model = module.target
     ids = encode_prompt(model.tokenizer, prompt)
     request = Request(ids, max_new_tokens, model.stop_token_ids)

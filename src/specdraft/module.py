@@ -28,7 +28,7 @@ from specdraft.schedules import CosineWithWarmup
 from specdraft.sharding import class_name, shard
 from specdraft.step_sums import StepSums, check_scaling
 from specdraft.steps import copied, generator_of, keep_plain, most_frequent, seeded, trainable
-from specdraft.targets import FrozenHead, HFTarget, TargetConfig
+from specdraft.targets import FrozenHead, HFTarget, TargetConfig, load_device
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics
 
@@ -136,7 +136,7 @@ class DraftingModule(LightningModule):
         return copied(self, memo, self._target, self._draft_head)  # averaged weights need no second target
 
     def _root_device(self) -> torch.device:
-        return self._trainer.strategy.root_device if self._trainer is not None else self.device
+        return self._trainer.strategy.root_device if self._trainer is not None else load_device() or self.device
 
     # ------------------------------------------------------------------ construction
 

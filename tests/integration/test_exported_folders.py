@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import save_tiny_target
 from safetensors.torch import load_file
 
 from specdraft.commands import load_module
+from specdraft.module import DraftingModule
+from specdraft.targets import HFTarget, TargetConfig, loading_onto
 
 ABLATIONS = Path(__file__).parents[2] / "experiments" / "ablations"
 PLAIN = "--model.drafter.init_args.tap_norm=false"
@@ -104,3 +108,39 @@ def test_refusals_reach_the_command_line(run_cli: Run, tiny_config: Path, tmp_pa
         run_cli("export", "--checkpoint=gone", "--format=zlab", "--out", tmp_path / "out")
     with pytest.raises(ValueError, match="add --suite paper"):
         run_cli("bench", "--checkpoint", last, "--sets", "gsm8k")
+
+
+def test_a_target_that_moved_is_named(
+    run_cli: Run, tiny_config: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    shutil.copytree(tiny_target, first)
+    run_cli("fit", "--config", tiny_config, f"--model.target.path={first}", "--trainer.max_steps=1")
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    first.rename(moved)
+    module = load_module(str(last), "cpu", str(moved))
+    saved = torch.load(last, weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[key]) for key, value in module.state_dict().items())
+    words = ("generate", "--prompt", "add one", "--max_new_tokens=4", "--device=cpu", "--checkpoint", last)
+    run_cli(*words, "--target", moved)
+    assert "output equal to AR" in capsys.readouterr().out
+    other = save_tiny_target(tmp_path / "other", layers=5)
+    with pytest.raises(ValueError, match="target num_layers"):
+        load_module(str(last), "cpu", str(other))
+
+
+def test_a_module_is_built_for_the_device_that_it_goes_to(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cli("fit", "--config", tiny_config, "--trainer.max_steps=1")
+    asked, load = [], TargetConfig.load
+
+    def noted(self: TargetConfig, device: torch.device) -> HFTarget:
+        asked.append(device)  # decides what dtype "auto" means
+        return load(self, torch.device("cpu"))
+
+    monkeypatch.setattr(TargetConfig, "load", noted)
+    with loading_onto("cuda"):
+        DraftingModule.load_from_checkpoint(tmp_path / "runs/tiny/v/checkpoints/last.ckpt", map_location="cpu").target  # noqa: B018
+    load_module(str(tmp_path / "runs/tiny/v/checkpoints/last.ckpt"), "cpu")
+    assert asked == [torch.device("cuda"), torch.device("cpu")]

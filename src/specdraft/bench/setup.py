@@ -88,7 +88,7 @@ def prepare(
         drafter_dtype: Type of drafter and corrector; auto is the target's.
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
-        target: Target of exported folders, by name or folder; None takes the one that they name.
+        target: Target by name or folder, such as one that has moved; None takes the one that the checkpoints name.
         rows: Rows with ``prompt``, in place of those of ``prompts``.
         concurrency: Requests in flight while the answers before later turns are decoded.
         check_rows: Called with the number of prompts before anything is loaded, to refuse it early.
@@ -192,7 +192,7 @@ def _load(paths: list[str], device: str, dtype: str, target: str | None) -> dict
         raise ValueError(f"checkpoint {paths} must name at least one file, each once")
     modules: dict[str, DraftingModule] = {}
     for path in paths:
-        module = load_module(path, device, target)
+        module = load_module(path, device, target, dtype)
         first = next(iter(modules.values()), module)
         if module.target.spec.name != first.target.spec.name or module.target.dtype != first.target.dtype:
             raise ValueError(
@@ -201,9 +201,6 @@ def _load(paths: list[str], device: str, dtype: str, target: str | None) -> dict
             )
         if module.target.spec == first.target.spec:
             module.target = first.target
-        kind = module.target.dtype if dtype == "auto" else getattr(torch, dtype)
-        module.drafter.to(kind)
-        module.corrector.to(kind)
         modules[path] = module
     return modules
 

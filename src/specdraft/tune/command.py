@@ -35,6 +35,7 @@ def tune(
     drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     device: str = "auto",
     seed: int = 0,
+    target: str | None = None,
 ) -> None:
     """Find the fastest block size for every workload and concurrency on this machine, and write it as a policy.
 
@@ -44,7 +45,8 @@ def tune(
     measurements. ``generate``, ``bench`` and the callback ``SpeculativeDecoding`` take the policy.
 
     Args:
-        checkpoint: Checkpoints written by ``specdraft fit``; of several, drafters of different depth say, the fastest.
+        checkpoint: Checkpoints written by ``specdraft fit``, or exported folders; of several, drafters of different
+            depth say, the fastest.
         out: Policy to write, a YAML file.
         prompts: JSONL file with ``prompt`` (and ``family``), or ``embedded:heldout`` / ``embedded:train``.
         block_sizes: Block sizes up to the trained one; null is its quarters.
@@ -63,6 +65,7 @@ def tune(
         drafter_dtype: Type of drafter and corrector while decoding; auto is the target's.
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
+        target: Target by name or folder, such as one that has moved; null takes the one that the checkpoints name.
     """
     levels = sorted(numbers("concurrency", concurrency, [1, 2, 4, 8]))
     if repeats < 1:
@@ -81,6 +84,7 @@ def tune(
         drafter_dtype=drafter_dtype,
         device=device,
         seed=seed,
+        target=target,
     )
     for name, module in setup.modules.items():
         check_blocks(name, module, block_sizes or [])
