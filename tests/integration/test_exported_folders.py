@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import save_tiny_target
 from safetensors.torch import load_file
 
 from specdraft.commands import load_module
@@ -113,6 +112,8 @@ def test_refusals_reach_the_command_line(run_cli: Run, tiny_config: Path, tmp_pa
 def test_a_target_that_moved_is_named(
     run_cli: Run, tiny_config: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tests.conftest import save_tiny_target
+
     first, moved = tmp_path / "first", tmp_path / "moved"
     shutil.copytree(tiny_target, first)
     run_cli("fit", "--config", tiny_config, f"--model.target.path={first}", "--trainer.max_steps=1")

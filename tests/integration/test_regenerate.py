@@ -77,7 +77,7 @@ def test_an_interrupted_run_answers_what_is_missing_whatever_the_order(
     found = {row["id"]: row for row in read(out)}
     assert [row["id"] for row in read(out)] == [row["id"] for row in shuffled]
     assert found == {row["id"]: row for row in whole}
-    assert not list(out.parent.glob("cut.jsonl.*"))
+    assert [path.name for path in out.parent.glob("cut.jsonl.*")] == ["cut.jsonl.settings.json"]
 
 
 def test_a_line_that_was_cut_is_answered_again(answer: Callable[..., Path], tmp_path: Path, decoded: list[int]) -> None:
@@ -98,7 +98,23 @@ def test_a_finished_file_is_kept_unless_it_is_extended(answer: Callable[..., Pat
     assert answer(changed, "out.jsonl.xz", "--extend") == out
     assert sum(decoded) == 4  # three new rows, and the one whose prompt changed
     with lzma.open(out, "rt") as file:
-        assert [json.loads(line)["prompt"] for line in file] == [row["prompt"] for row in changed]
+        # the answer to what row 0 asked before stays too, behind those that are asked for
+        assert [json.loads(line)["prompt"] for line in file] == [row["prompt"] for row in [*changed, PROMPTS[0]]]
+    with pytest.raises(ValueError, match=r"was answered with .*'temperature': 0\.0"):
+        answer(changed, "out.jsonl.xz", "--extend", "--temperature", 0.7)
+
+
+def test_a_look_at_the_first_rows_keeps_the_other_answers(answer: Callable[..., Path], decoded: list[int]) -> None:
+    decoded[:] = [-1]
+    with pytest.raises(KeyboardInterrupt):
+        answer(PROMPTS, "cut.jsonl")
+    decoded.clear()
+    few = answer(PROMPTS, "cut.jsonl", "--limit", 3)
+    assert not decoded
+    assert [row["id"] for row in read(few)] == [row["id"] for row in PROMPTS[:16]]
+    new = [{"id": "new", "prompt": "take the pear"}]
+    assert [row["id"] for row in read(answer(new, "cut.jsonl", "--extend"))][:2] == ["new", PROMPTS[0]["id"]]
+    assert len(read(few)) == 17
 
 
 def test_other_settings_and_repeated_rows_are_refused(answer: Callable[..., Path], decoded: list[int]) -> None:

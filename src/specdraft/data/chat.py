@@ -219,6 +219,8 @@ def _encode_by_prefix(
     for turn, message in enumerate(messages):
         if message["role"] != "assistant" or not (message["content"] or message.get("tool_calls")):
             continue
+        if not turn:
+            continue  # a greeting that answers nothing is context: templates refuse a conversation without messages
         before = render(tokenizer, messages[:turn], True, options)
         after = ids if turn == last else render(tokenizer, messages[: turn + 1], False, options)
         _check_prefix(tokenizer, before, after, turn)

@@ -103,7 +103,7 @@ class RowEncoder:
             name: Name of the split, for messages.
 
         Raises:
-            ValueError: If no row of some source can be supervised.
+            ValueError: If no row of some source can be supervised, or one cannot be encoded at all, naming it.
         """
         out = TokenisedRows()
         reasons: Counter[str] = Counter()
@@ -120,6 +120,10 @@ class RowEncoder:
                 first.setdefault(error.reason, f"{row.where}: {error}")
                 first.setdefault(source, f"{row.where}: {error}")
                 continue
+            except (TypeError, ValueError) as error:
+                if row.where in str(error):
+                    raise
+                raise ValueError(f"{row.where}: the row cannot be encoded: {error}") from error
             kept[source] += 1
             rewritten += encoded.context_turns
             out.append(row.id, row.family, encoded.input_ids, encoded.loss_mask)

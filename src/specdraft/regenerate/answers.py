@@ -20,6 +20,9 @@ _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 class AnswerFile:
     """Answers as JSON lines by the key of their row: a partial file while a run goes on, then the file itself.
 
+    No answer that is known is dropped, also where a later call asks for fewer rows or for others. What the answers
+    depend on stays beside the finished file, so that nothing else is mixed into it.
+
     Rows that are added together are kept together: beside the partial file lies a note that says how many of its bytes
     are good. What a crash left behind them is cut off, so that a resumed run starts where a group ended and samples
     what an uninterrupted one would have sampled.
@@ -31,18 +34,25 @@ class AnswerFile:
 
     Raises:
         FileExistsError: If the file is finished and is not to be extended.
-        ValueError: If an interrupted run had other settings.
+        ValueError: If an interrupted run, or the finished file, had other settings.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], extend: bool = False) -> None:
         self.path = path
         self._part = path.with_name(path.name + ".part.jsonl")
         self._note = self._part.with_suffix(".settings.json")
+        self._finished_note = path.with_name(path.name + ".settings.json")
         self._settings = settings
         lines = self._begun()
         if path.exists():
             if not extend:
                 raise FileExistsError(f"{path} is finished; --extend keeps its answers, or name another file")
+            if self._finished_note.exists():
+                found = json.loads(self._finished_note.read_text(encoding="utf-8"))
+                if found != settings:
+                    raise ValueError(
+                        f"{path} was answered with {found}, not {settings}; give the same settings, or another file"
+                    )
             with _opened(path, path.suffix, "rt") as file:
                 lines = file.read().split("\n") + lines  # not splitlines, which also splits inside of texts
         self._lines = {conversation(json.loads(line), str(path)).key: line for line in lines if line}
@@ -72,11 +82,18 @@ class AnswerFile:
         self._lines.update(lines)
 
     def finish(self, keys: Iterable[str]) -> None:
-        """Write the file, with the answers in the order of ``keys``, and remove what was partial."""
+        """Write the file, and remove what was partial.
+
+        Args:
+            keys: Rows that were asked for, in the order of the file; other answers that are known follow.
+        """
         scratch = self.path.with_name(self.path.name + ".tmp")
         with _opened(scratch, self.path.suffix, "wt") as packed:
-            packed.writelines(self._lines[key] + "\n" for key in keys)
+            packed.writelines(self._lines[key] + "\n" for key in dict.fromkeys([*keys, *self._lines]))
+        _synced(scratch)
+        _write_json(self._finished_note, self._settings)
         os.replace(scratch, self.path)
+        _synced(self.path.parent)  # the partial file goes only when nothing can undo the renaming
         self._file.close()
         self._part.unlink()
         self._note.unlink(missing_ok=True)
@@ -96,12 +113,25 @@ class AnswerFile:
         return whole_lines(self._part)
 
     def _write_note(self) -> None:
-        scratch = self._note.with_name(self._note.name + ".tmp")
-        with scratch.open("w", encoding="utf-8") as file:
-            json.dump({"settings": self._settings, "bytes": self._file.tell()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, self._note)
+        _write_json(self._note, {"settings": self._settings, "bytes": self._file.tell()})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+def _synced(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

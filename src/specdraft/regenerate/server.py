@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import warnings
 from collections.abc import Sequence
 from http.client import HTTPException
 from threading import Event
@@ -34,6 +35,10 @@ class _Again(Exception):
         self.wait = wait
 
 
+class _Refused(Exception):
+    """The server does not take the request as it is."""
+
+
 class ChatServer:
     """Ask a server for the next message of a conversation.
 
@@ -44,7 +49,9 @@ class ChatServer:
     Args:
         endpoint: Address, such as ``http://host:8000``; without a path it is ``/v1`` below it.
         model: Name of the model as the server calls it.
-        params: How tokens are drawn; ``top_k`` is sent only where it is used, for not every server knows it.
+        params: How tokens are drawn. All of it is sent, and a repetition penalty of 1, because servers fill in what is
+            missing from the model's own generation settings; a field that a server refuses by name is left out from
+            then on, with a warning, unless it is needed.
         max_new_tokens: Tokens per answer at most.
         timeout: Seconds without a byte from the server until a request is given up.
         patience: Seconds from a request's first failure until it is not repeated any more.
@@ -80,6 +87,7 @@ class ChatServer:
         self.patience = patience
         self.first_wait = first_wait
         self._closed = Event()
+        self._unknown: set[str] = set()
 
     def close(self) -> None:
         """End the waits of all threads; their requests fail."""
@@ -95,11 +103,14 @@ class ChatServer:
         Raises:
             ServerError: If the server refuses the request, or fails for longer than ``patience``, with what it said.
         """
-        body = self._body(messages, seed)
         failures, began = 0, 0.0
         while True:
             try:
-                return _answer(self._post(body))
+                fields = self._fields(messages, seed)
+                return _answer(self._post(json.dumps(fields).encode()))
+            except _Refused as error:
+                if not self._without(str(error), set(fields)):
+                    raise ServerError(f"{self.url} refused the request: {error}") from error
             except _Again as error:
                 began = began or monotonic()
                 wait = max(error.wait, min(_LONGEST_WAIT, self.first_wait * 2**failures) * random.uniform(0.5, 1.0))
@@ -110,7 +121,7 @@ class ChatServer:
                         f"{self.url} gave no answer in {failures} tries within {gone:.0f} s; the last time: {error}"
                     ) from error
 
-    def _body(self, messages: Sequence[dict[str, Any]], seed: int) -> bytes:
+    def _fields(self, messages: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
         params = self.params
         fields: dict[str, Any] = {
             "model": self.model,
@@ -119,13 +130,24 @@ class ChatServer:
             "temperature": params.temperature,
             "stream": False,
         }
-        if not params.greedy:
-            fields["seed"] = seed
-            if params.top_p < 1:
-                fields["top_p"] = params.top_p
-            if params.top_k:
-                fields["top_k"] = params.top_k
-        return json.dumps(fields).encode()
+        if params.greedy:
+            fields |= {"top_p": 1.0, "repetition_penalty": 1.0}
+        else:
+            fields |= {"seed": seed, "top_p": params.top_p, "top_k": params.top_k or -1, "repetition_penalty": 1.0}
+        return {name: value for name, value in fields.items() if name not in self._unknown}
+
+    def _without(self, said: str, sent: set[str]) -> bool:
+        """Whether the request may be repeated without fields that were sent and that the server named."""
+        optional = {"repetition_penalty"} | (set() if self.params.top_k else {"top_k"})
+        named = {name for name in optional & sent if name in said}
+        if new := named - self._unknown:
+            self._unknown |= new
+            warnings.warn(
+                f"{self.url} does not take {', '.join(sorted(new))}: see to it that the server does not fill in the "
+                "model's own generation settings (vLLM: --generation-config vllm)",
+                stacklevel=2,
+            )
+        return bool(named)
 
     def _post(self, body: bytes) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -138,7 +160,7 @@ class ChatServer:
             said = f"HTTP {error.code} {error.reason}: {_said(error)}"
             if error.code in _AGAIN or error.code >= 500:
                 raise _Again(said, _seconds(error.headers.get("Retry-After"))) from error
-            raise ServerError(f"{self.url} refused the request: {said}") from error
+            raise _Refused(said) from error
         except (OSError, HTTPException, ValueError) as error:  # refused, reset, timed out, or cut in the middle
             raise _Again(f"{type(error).__name__}: {error}") from error
 

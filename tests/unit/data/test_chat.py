@@ -83,6 +83,23 @@ def test_turns_that_the_template_rewrites_are_context_only():
     )
 
 
+def test_a_greeting_that_nobody_asked_for_is_context():
+    tok = tokenizer(CHATML)
+    encoded = encode_conversation(tok, chat("assistant: hello", "user: hi", "assistant: fine"), max_length=99)
+    assert marked(tok, encoded) == (
+        "<|im_start|> assistant NL hello <|im_end|> NL <|im_start|> user NL hi <|im_end|> NL "
+        "<|im_start|> assistant NL [fine] [<|im_end|>] NL"
+    )
+
+
+def test_a_row_that_cannot_be_encoded_is_named():
+    tok = tokenizer("{% for m in messages %}{{ 'a' + m.content }}{% endfor %}")
+    part = [{"type": "text", "text": "hello"}]
+    row = parse_row({"messages": [{"role": "user", "content": part}, *chat("assistant: hi")]}, "rows.jsonl:7")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:7: the row cannot be encoded"):
+        RowEncoder(tok, max_length=99).encode_all([row], "train")
+
+
 def test_a_broken_prefix_is_refused_with_the_first_difference():
     tok = tokenizer(BROKEN)
     with pytest.raises(Unusable, match=r"token 10 is \[8\].*<think>.*in the prompt and \[\d+.*hi you") as caught:

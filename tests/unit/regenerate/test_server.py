@@ -35,6 +35,7 @@ def test_what_is_asked_for(monkeypatch):
         client(server, SamplingParams(0.7, 0.9, 20)).reply(HELLO, seed=3)
     assert (answer.text, answer.finished, answer.ids) == ("HELLO", True, None)
     greedy = {"model": "some-model", "messages": HELLO, "max_tokens": 9, "temperature": 0.0, "stream": False}
+    greedy |= {"top_p": 1.0, "repetition_penalty": 1.0}  # or the server takes the model's own
     assert server.bodies[0] == greedy
     assert server.bodies[1] == {**greedy, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
     assert server.headers[0]["Authorization"] == "Bearer sesame"
@@ -42,6 +43,22 @@ def test_what_is_asked_for(monkeypatch):
         client("localhost:8000")
     assert client("http://host/api/v3/").url == "http://host/api/v3/chat/completions"
     assert client("http://host/").url == "http://host/v1/chat/completions"
+
+
+def test_a_field_that_the_server_does_not_know_is_left_out_unless_it_is_needed():
+    def strict(number, body):
+        unknown = [name for name in ("top_k", "repetition_penalty") if name in body]
+        return (422, f"unexpected {unknown}") if unknown else None
+
+    with serving(fault=strict) as server:
+        sampled = client(server, SamplingParams(0.7))
+        with pytest.warns(UserWarning, match="does not take repetition_penalty, top_k"):
+            assert sampled.reply(HELLO, 0).text == "HELLO"
+        assert sampled.reply(HELLO, 0).text == "HELLO"
+        assert ["top_k" in body for body in server.bodies] == [True, False, False]
+        assert server.bodies[0]["top_k"] == -1
+        with pytest.raises(ServerError, match="unexpected"), pytest.warns(UserWarning, match="repetition_penalty"):
+            client(server, SamplingParams(0.7, top_k=5)).reply(HELLO, 0)
 
 
 @pytest.mark.parametrize(
