@@ -173,12 +173,18 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     return encode_messages(tokenizer, [{"role": "user", "content": prompt}])
 
 
-def encode_messages(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """Tokens of a conversation up to where the next answer starts; plain text where there is no chat template."""
+def encode_messages(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any] | None = None) -> list[int]:
+    """Tokens of a conversation up to where the next answer starts; plain text where there is no chat template.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        messages: The conversation.
+        options: Further variables of the chat template, such as ``enable_thinking``.
+    """
     if tokenizer.chat_template is None:
         return list(tokenizer("\n".join(message["content"] for message in messages))["input_ids"])
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    return list(ids)
+    found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, **(options or {}))
+    return list(found["input_ids"])
 
 
 def _colored(tokenizer: Any, answer: RequestResult, colored: bool) -> str:

@@ -151,7 +151,7 @@ def test_the_target_answers_turn_by_turn_and_reads_its_own_answers(
     asked: list[str] = []
     original = module.encode_messages
 
-    def watching(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    def watching(tokenizer: Any, messages: list[dict[str, str]], options: object = None) -> list[int]:
         asked.append(" | ".join(f"{message['role']}: {message['content']}" for message in messages))
         return original(tokenizer, messages)
 

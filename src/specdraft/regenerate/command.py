@@ -35,6 +35,7 @@ def regenerate(
     model: str | None = None,
     timeout: float = 600.0,
     patience: float = 600.0,
+    template_options: dict[str, Any] | None = None,
 ) -> None:
     """Let the target answer prompts, so that a drafter learns the target's own words.
 
@@ -67,6 +68,8 @@ def regenerate(
         model: Name of the model as the server calls it.
         timeout: Seconds without a byte from the server until a request is given up and tried again.
         patience: Seconds that failures of a request may last before the run ends with an error.
+        template_options: Further variables of the chat template, such as {"enable_thinking": false}; the data module
+            of the training needs the same.
 
     Raises:
         FileExistsError: If ``out`` is finished and is not to be extended.
@@ -75,7 +78,7 @@ def regenerate(
     """
     params = SamplingParams(temperature, top_p, top_k)
     rows = read_conversations(prompts, limit)
-    server = _server(endpoint, model, params, max_new_tokens, timeout, patience)
+    server = _server(endpoint, model, params, max_new_tokens, timeout, patience, template_options)
     settings: dict[str, Any] = {
         "answered_by": "engine" if server is None else "server",
         "target": target if server is None else model,
@@ -85,6 +88,8 @@ def regenerate(
         "top_k": top_k,
         "seed": seed,
     }
+    if template_options:
+        settings["template_options"] = template_options
     with AnswerFile(Path(out), settings, extend) as answers:
         missing = [row for key, row in rows.items() if key not in answers]
         source: Engine | Clients | None = None
@@ -92,7 +97,7 @@ def regenerate(
             source = (
                 Clients(server, concurrency, seed)
                 if server is not None
-                else Engine(_loaded(target, dtype, device), params, max_new_tokens, concurrency, seed)
+                else Engine(_loaded(target, dtype, device), params, max_new_tokens, concurrency, seed, template_options)
             )
         with Progress(len(rows), len(rows) - len(missing), name="regenerate") as bar:
             for group in source.answer(missing, len(answers)) if source is not None else ():
@@ -102,7 +107,13 @@ def regenerate(
 
 
 def _server(
-    endpoint: str | None, model: str | None, params: SamplingParams, limit: int, timeout: float, patience: float
+    endpoint: str | None,
+    model: str | None,
+    params: SamplingParams,
+    limit: int,
+    timeout: float,
+    patience: float,
+    options: dict[str, Any] | None,
 ) -> ChatServer | None:
     if endpoint is None:
         if model is not None:
@@ -110,7 +121,7 @@ def _server(
         return None
     if model is None:
         raise ValueError(f"name the model as the server at {endpoint} calls it: --model NAME")
-    return ChatServer(endpoint, model, params, limit, timeout=timeout, patience=patience)
+    return ChatServer(endpoint, model, params, limit, timeout=timeout, patience=patience, options=options)
 
 
 def _loaded(target: str, dtype: str, device: str) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specdraft.commands import encode_messages
+from specdraft.data.chat import Unusable, encode_conversation
 from specdraft.decoding import Request, SamplingParams, autoregressive_decode
 from specdraft.regenerate.conversations import Answer, Conversation
 
@@ -21,16 +23,24 @@ class Engine:
         max_new_tokens: Tokens per answer at most.
         concurrency: Requests in flight; a group is eight times as many rows.
         seed: Seed of the sampling.
+        options: Further variables of the chat template.
     """
 
     def __init__(
-        self, target: Any, params: SamplingParams, max_new_tokens: int, concurrency: int, seed: int = 0
+        self,
+        target: Any,
+        params: SamplingParams,
+        max_new_tokens: int,
+        concurrency: int,
+        seed: int = 0,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.target = target
         self.params = params
         self.max_new_tokens = max_new_tokens
         self.concurrency = concurrency
         self.seed = seed
+        self.options = options
         self.note = ""
 
     def answer(self, rows: Sequence[Conversation], done: int = 0) -> Iterator[list[Conversation]]:
@@ -50,7 +60,9 @@ class Engine:
 
     def _turn(self, due: list[tuple[Conversation, list[dict[str, Any]]]], generator: torch.Generator) -> None:
         tokenizer, stops = self.target.tokenizer, self.target.stop_token_ids
-        requests = [Request(encode_messages(tokenizer, said), self.max_new_tokens, stops) for _, said in due]
+        requests = [
+            Request(encode_messages(tokenizer, said, self.options), self.max_new_tokens, stops) for _, said in due
+        ]
         limit = self.target.spec.max_position_embeddings
         for (row, _), request in zip(due, requests, strict=True):
             if len(request.prompt_ids) + self.max_new_tokens > limit:
@@ -63,8 +75,32 @@ class Engine:
             self.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
         )
         self.note = f"{result.tokens_per_second:.0f} tokens/s"
-        for (row, _), answer in zip(due, result.results, strict=True):
-            row.answers.append(self._answer(answer.tokens))
+        for (row, said), request, found in zip(due, requests, result.results, strict=True):
+            answer = self._answer(found.tokens)
+            if answer.exact and answer.text and not self._learnt_alike(said, list(request.prompt_ids), answer):
+                answer = replace(answer, exact=False)
+            row.answers.append(answer)
+
+    def _learnt_alike(self, said: list[dict[str, Any]], prompt: list[int], answer: Answer) -> bool:
+        """Whether training finds the answer's own tokens behind its own prompt, once the template has rendered both.
+
+        Templates trim answers, strip thoughts from them or add empty ones.
+        """
+        if not self.target.tokenizer.chat_template or answer.ids is None:
+            return True
+        whole = [*prompt, *answer.ids]
+        try:
+            encoded = encode_conversation(
+                self.target.tokenizer,
+                [*said, {"role": "assistant", "content": answer.text}],
+                max_length=len(whole) + 256,  # what the template writes behind
+                min_labels=1,
+                stop_token_ids=self.target.stop_token_ids,
+                options=self.options,
+            )
+        except Unusable:
+            return False
+        return encoded.input_ids[: len(whole)] == whole and all(encoded.loss_mask[len(prompt) : len(whole)])
 
     def _answer(self, tokens: list[int]) -> Answer:
         tokenizer = self.target.tokenizer

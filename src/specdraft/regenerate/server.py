@@ -57,6 +57,7 @@ class ChatServer:
         patience: Seconds from a request's first failure until it is not repeated any more.
         first_wait: Seconds before the first repetition; doubles each time, up to 30, and each wait is drawn from its
             upper half, so that the clients of a restarted server do not all come at once.
+        options: Further variables of the chat template.
 
     Raises:
         ValueError: If the endpoint is no web address, or a time is not positive.
@@ -72,6 +73,7 @@ class ChatServer:
         timeout: float = 600.0,
         patience: float = 600.0,
         first_wait: float = _FIRST_WAIT,
+        options: dict[str, Any] | None = None,
     ) -> None:
         address = urlsplit(endpoint)
         if address.scheme not in ("http", "https") or not address.netloc:
@@ -86,6 +88,7 @@ class ChatServer:
         self.timeout = timeout
         self.patience = patience
         self.first_wait = first_wait
+        self.options = options
         self._closed = Event()
         self._unknown: set[str] = set()
 
@@ -134,6 +137,8 @@ class ChatServer:
             fields |= {"top_p": 1.0, "repetition_penalty": 1.0}
         else:
             fields |= {"seed": seed, "top_p": params.top_p, "top_k": params.top_k or -1, "repetition_penalty": 1.0}
+        if self.options:
+            fields["chat_template_kwargs"] = self.options
         return {name: value for name, value in fields.items() if name not in self._unknown}
 
     def _without(self, said: str, sent: set[str]) -> bool:

@@ -32,12 +32,13 @@ def test_what_is_asked_for(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     with serving() as server:
         answer = client(server).reply(HELLO, seed=3)
-        client(server, SamplingParams(0.7, 0.9, 20)).reply(HELLO, seed=3)
+        client(server, SamplingParams(0.7, 0.9, 20), options={"enable_thinking": False}).reply(HELLO, seed=3)
     assert (answer.text, answer.finished, answer.ids) == ("HELLO", True, None)
     greedy = {"model": "some-model", "messages": HELLO, "max_tokens": 9, "temperature": 0.0, "stream": False}
     greedy |= {"top_p": 1.0, "repetition_penalty": 1.0}  # or the server takes the model's own
     assert server.bodies[0] == greedy
-    assert server.bodies[1] == {**greedy, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
+    sampled = {**greedy, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
+    assert server.bodies[1] == {**sampled, "chat_template_kwargs": {"enable_thinking": False}}
     assert server.headers[0]["Authorization"] == "Bearer sesame"
     with pytest.raises(ValueError, match="'localhost:8000' is no address"):
         client("localhost:8000")
