@@ -232,7 +232,7 @@ class SpeculativeDecoding(Callback):
                 rule=self.rule,
                 generator=generator,
             )
-            baseline, drafted = alternately([plain, drafting], requests, self.concurrency)
+            baseline, drafted = alternately([plain, drafting], requests, self.concurrency, module.target.spec)
         module.train(training)
         if writer := tensorboard_writer(trainer):
             prompts = list(zip(families, texts[mine], strict=True))

@@ -95,6 +95,8 @@ class _Watch:
         self.moments: list[float] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        if input_ids.is_cuda:
+            torch.cuda.synchronize(input_ids.device)  # or the moment of the launch would be noted
         self.moments.append(perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from specdraft.bench.report import title
 from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
 
 Record = dict[str, Any]
@@ -75,9 +76,7 @@ def paper_table(records: Sequence[Record], target: str, sets: Sequence[str]) -> 
         ]
         for record in (r for r in drafted if r["temperature"] == temperature):
             pairs = [_own(record["families"], name) for name in sets]
-            out.append(
-                _row([f"**{record['method']}, B={record['block_size']}**", *map(_pair, pairs), _pair(_mean(pairs))])
-            )
+            out.append(_row([f"**{title(record)}**", *map(_pair, pairs), _pair(_mean(pairs))]))
         theirs = [each for each in published() if each["temperature"] == temperature]
         for each in sorted(theirs, key=lambda each: not _same_target(each["target"], target)):
             pairs = [tuple(each["results"].get(name, (None, None))) for name in sets]

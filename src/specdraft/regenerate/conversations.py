@@ -188,6 +188,12 @@ def read_conversations(prompts: str, limit: int | None = None) -> dict[str, Conv
     for number, (where, row) in enumerate(records, 1):
         if limit is not None and number > limit:
             break
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:  # or it would fail once it is answered
+            raise ValueError(
+                f"{where}: the row cannot be written as JSON ({error}); leave the field out or convert it"
+            ) from error
         found = conversation(row, where)
         if found.key in out:
             raise ValueError(f"{prompts}: row {number} ({found.name!r}) occurs twice; keep it once")

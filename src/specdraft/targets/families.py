@@ -31,6 +31,8 @@ _WITHOUT_ROLLBACK = {
     "zamba": "Mamba layers",
     "zamba2": "Mamba layers",
 }
+# frequencies that transformers chooses anew for each forward
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -65,6 +67,13 @@ def refuse_unfit(config: Any, name: str, model_class: type | None = None) -> Non
         refuse(f"it has chunked attention ({text.attention_chunk_size} tokens), which the cache does not model")
     if getattr(model_class, "_is_stateful", False):
         refuse(_STATE)
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in [rope, *rope.values()] if isinstance(each, dict)}
+    if strange := sorted(kinds & _LENGTH_DEPENDENT):
+        refuse(
+            f"its rotary embedding ({', '.join(strange)}) follows the longest position of a batch: a row's output "
+            "would depend on its neighbours and drafts"
+        )
     if getattr(text, "use_bidirectional_attention", False):
         refuse("its attention is bidirectional")
 

@@ -209,7 +209,8 @@ class HFTarget:
         with running(Pass(taps, cache=cache, fresh=fresh)) as current, self._own_precision():
             out = self._decoder(
                 input_ids=input_ids,
-                position_ids=where,
+                # drafts behind the context's end are never accepted, but learned positions end there
+                position_ids=where.clamp(max=self.spec.max_position_embeddings - 1),
                 use_cache=True,
                 **{self._cache_keyword: CacheBridge(cache, where)},
             )

@@ -1,6 +1,6 @@
 import pytest
 
-from specdraft.regenerate.conversations import Answer, conversation, script_of
+from specdraft.regenerate.conversations import Answer, conversation, read_conversations, script_of
 
 
 def said(*turns):
@@ -70,3 +70,10 @@ def test_sharegpt_rows_become_messages():
 def test_a_row_without_a_question_is_named(row, message):
     with pytest.raises(ValueError, match=message):
         conversation(row, "f:3")
+
+
+def test_a_row_that_cannot_be_written_is_named_before_it_is_answered(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "fine"}\n{"prompt": "half of a pair: \\ud83d"}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: the row cannot be written as JSON .*surrogates"):
+        read_conversations(str(file))

@@ -38,6 +38,9 @@ def test_other_unfit_targets():
 
     with pytest.raises(ValueError, match="cannot roll back"):
         refuse_unfit(LlamaConfig(), "new", Stateful)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(ValueError, match=r"rotary embedding \(dynamic\)"):
+        refuse_unfit(LlamaConfig(rope_parameters=rope), "long")
     config = Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
     with pytest.raises(ValueError, match="linear_attention"):
         refuse_unfit(config, "hybrid")

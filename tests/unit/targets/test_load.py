@@ -84,6 +84,20 @@ def test_families_reproduce_their_logits(tmp_path, model_type, options):
         torch.testing.assert_close(target.embed(tokens), out.hidden_states[0], atol=1e-5, rtol=1e-5)
 
 
+def test_drafts_may_reach_behind_the_last_learned_position(tmp_path):
+    options = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 16, "num_key_value_heads": 4}
+    path = save(tmp_path / "gpt2", "gpt2", **{**options, "max_position_embeddings": 16})
+    target = load_target(path, taps=[1])
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(path)(tokens[:, :16]).logits
+    cache = target.new_cache(1, 24)
+    target.forward(tokens[:, :14], cache)
+    cache.advance(14)
+    hidden = target.forward(tokens[:, 14:], cache).hidden  # four of six drafts lie behind the context's end
+    torch.testing.assert_close(target.head(hidden[:, :2]), expected[:, 14:], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "eager"])
 def test_kernels_agree(tmp_path, attention):
     path = save(tmp_path / "tiny")
