@@ -68,7 +68,7 @@ def refuse_unfit(config: Any, name: str, model_class: type | None = None) -> Non
     if getattr(model_class, "_is_stateful", False):
         refuse(_STATE)
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {each.get("rope_type") for each in [rope, *rope.values()] if isinstance(each, dict)}
+    kinds = {str(each.get("rope_type")) for each in [rope, *rope.values()] if isinstance(each, dict)}
     if strange := sorted(kinds & _LENGTH_DEPENDENT):
         refuse(
             f"its rotary embedding ({', '.join(strange)}) follows the longest position of a batch: a row's output "
