@@ -18,6 +18,7 @@ MAY_USE = {
     "schedules": set(),
     "progress": set(),
     "scratch": set(),
+    "seeds": set(),
     "bootstrap": set(),
     "compare": {"bootstrap"},
     "checkpoints": BASE | {"drafters", "scratch"},
@@ -29,13 +30,13 @@ MAY_USE = {
     "validation": BASE | {"metrics"},
     "module": BASE
     | MIDDLE
-    | {"schedules", "checkpoints", "steps", "step_sums", "sharding", "correction", "validation"},
+    | {"schedules", "checkpoints", "seeds", "steps", "step_sums", "sharding", "correction", "validation"},
     "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "estimate": BASE | MIDDLE | {"module", "data"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},
     "arguments": set(),
-    "regenerate": BASE | MIDDLE | {"data", "commands", "progress"},
+    "regenerate": BASE | MIDDLE | {"data", "commands", "progress", "scratch"},
     "feature_cache": BASE | MIDDLE | {"module", "data"},
     "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},
     "tune": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands", "bench"},

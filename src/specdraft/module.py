@@ -25,9 +25,10 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
+from specdraft.seeds import generator_of, seeded
 from specdraft.sharding import class_name, shard
 from specdraft.step_sums import StepSums, check_scaling
-from specdraft.steps import copied, generator_of, keep_plain, most_frequent, seeded, trainable
+from specdraft.steps import copied, keep_plain, most_frequent, trainable
 from specdraft.targets import FrozenHead, HFTarget, TargetConfig, load_device
 from specdraft.types import BlockBatch, DraftBatch, TargetSpec
 from specdraft.validation import ValidationMetrics

@@ -1,11 +1,13 @@
-"""Names of files that are being written, and the removal of those that a killed process has left."""
+"""Files that are written beside their place and renamed, and the removal of what a killed process has left of them."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
 from time import time
+from typing import Any
 
 _STALE_SECONDS = 3600
 
@@ -13,6 +15,16 @@ _STALE_SECONDS = 3600
 def scratch_of(path: Path) -> Path:
     """Where this process writes before it renames to ``path``; no other process uses it."""
     return path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write builtins to a file in one step, and to the disk."""
+    scratch = scratch_of(path)
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
 
 
 def sweep(folder: Path, names: str = "*.tmp") -> None:

@@ -73,6 +73,8 @@ def test_bench_reports_what_decoding_gives(
             assert 0 < cell["itl_ms"]["p50"] <= cell["itl_ms"]["p99"]
             assert cell["ttft_ms"]["p50"] > 0
             assert set(cell["families"]) == {"add", "take"}
+    # behind all others, in whose memory its model would count
+    assert [c["method"] for c in report["cells"][-2:]] == ["hf-generate"] * 2
     for rows in (1, 3):
         assert cells["hf-generate", None, rows]["lossless"] == 1.0  # fp32, greedy: the same tokens
         assert cells["AR", None, rows]["mat"] is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdraft.objectives import CrossEntropy, frozen_head_loss
-from specdraft.steps import seeded
+from specdraft.seeds import seeded
 from specdraft.targets import FrozenHead
 
 pytestmark = [

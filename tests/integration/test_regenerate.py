@@ -156,7 +156,7 @@ def test_the_target_answers_turn_by_turn_and_reads_its_own_answers(
         return original(tokenizer, messages)
 
     monkeypatch.setattr(module, "encode_messages", watching)
-    monkeypatch.setattr(module.Engine, "_answer", lambda engine, tokens: Answer(f"answer {len(asked)}"))
+    monkeypatch.setattr(module.Engine, "_answer", lambda *_: Answer(f"answer {len(asked)}"))
     rows = [
         {
             "id": "long",

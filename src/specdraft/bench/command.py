@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from specdraft.bench.cells import AR, HF, Cell, Job, measure, summary
+from specdraft.bench.cells import AR, HF, Cell, Decode, Job, Measurement, measure, summary
 from specdraft.bench.hf_generate import HFGenerate
 from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
@@ -117,14 +117,15 @@ def bench(
     found: list[dict[str, Any]] = []
     try:
         for params in setup.settings:
-            model = _hf_generate(setup) if baseline == HF else None
+            baselines = {}
             for rows in levels:
-                jobs = _jobs(setup, blocks, rows, params, policy, model, seed)
+                jobs = _jobs(setup, blocks, rows, params, policy, seed)
                 runs = measure(jobs, setup.requests, journal, setup.target.device)
-                for run in runs:
-                    found.append(summary(run, runs[0], setup.families))
-                    print(line(found[-1]), flush=True)
-            del model
+                baselines[rows] = runs[0]
+                found += [_told(run, runs[0], setup) for run in runs]
+            if baseline == HF:
+                runs = _hf_runs(setup, levels, params, journal, seed)
+                found += [_told(run, baselines[run.cell.concurrency], setup) for run in runs]
     except KeyboardInterrupt:
         print(f"\ninterrupted; the finished prompts are in {folder / 'requests.jsonl'}, go on with --resume")
         raise
@@ -141,18 +142,11 @@ def _jobs(
     rows: int,
     params: SamplingParams,
     policy: str | None,
-    model: HFGenerate | None,
     seed: int,
 ) -> list[Job]:
     """All cells of one concurrency and temperature; first the autoregressive loop that the others are compared with."""
     target, temperature = setup.target, params.temperature
     jobs = [Job(Cell(AR, rows, temperature), partial(autoregressive, target, params, rows, seed))]
-    if model is not None:
-
-        def generate(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
-            return model.decode(requests, params=params, concurrency=rows, seed=seed, on_finish=on_finish)
-
-        jobs.append(Job(Cell(HF, rows, temperature), lambda: generate))
     for path, module in setup.modules.items():
         choices: list[Choice] = [(block, None, fixed(block)) for block in blocks[path]]
         if policy is not None:
@@ -165,9 +159,29 @@ def _jobs(
     return jobs
 
 
-def _hf_generate(setup: Setup) -> HFGenerate:
+def _hf_runs(setup: Setup, levels: list[int], params: SamplingParams, journal: Journal, seed: int) -> list[Measurement]:
+    """Cells of ``transformers.generate``, by themselves: its second copy of the target would count in all memory."""
     target = setup.target
-    return HFGenerate(target.spec.name, target.dtype, target.device)
+    model = HFGenerate(target.spec.name, target.dtype, target.device)
+    runs = []
+    for rows in levels:
+        job = Job(Cell(HF, rows, params.temperature), partial(_generating, model, params, rows, seed))
+        runs += measure([job], setup.requests, journal, target.device)
+    return runs
+
+
+def _generating(model: HFGenerate, params: SamplingParams, rows: int, seed: int) -> Decode:
+    def decode(requests: list[Request], on_finish: OnFinish) -> DecodeResult:
+        return model.decode(requests, params=params, concurrency=rows, seed=seed, on_finish=on_finish)
+
+    return decode
+
+
+def _told(run: Measurement, reference: Measurement, setup: Setup) -> dict[str, Any]:
+    """What is reported of a cell, after a line of it is printed."""
+    record = summary(run, reference, setup.families)
+    print(line(record), flush=True)
+    return record
 
 
 def _profile(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdraft.data.fingerprints import short_hash
-from specdraft.scratch import scratch_of
 
 LAYOUT = "shards-1"
 # holds whatever block size, slot convention or corrector is trained on the features
@@ -109,13 +107,3 @@ def read_manifest(path: Path) -> Manifest | None:
             f"{value.get('layout', 'flat files') if isinstance(value, dict) else value!r}, not {LAYOUT!r}); delete it"
         )
     return Manifest(**{**value, "shards": [Shard(**shard) for shard in value["shards"]]})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a dataclass to a file in one step, and to the disk."""
-    scratch = scratch_of(path)
-    with scratch.open("w") as file:
-        json.dump(asdict(value), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)

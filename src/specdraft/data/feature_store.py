@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from specdraft.data.feature_formats import FORMATS, Columns
-from specdraft.data.feature_manifest import Manifest, Shard, read_manifest, write_json
+from specdraft.data.feature_manifest import Manifest, Shard, read_manifest
 from specdraft.data.feature_shards import ShardPlan, file_digest, plan_shards, write_shard
 from specdraft.data.stored_features import StoredFeatures
-from specdraft.scratch import sweep
+from specdraft.scratch import sweep, write_json
 
 MANIFEST = "manifest.json"
 BEGUN = "unfinished.json"
@@ -122,7 +122,7 @@ class FeatureStore:
         if self._manifest() is None:
             for record in self.folder.glob("shard-*.json"):
                 record.unlink()
-            write_json(self.folder / BEGUN, self.wanted)
+            write_json(self.folder / BEGUN, asdict(self.wanted))
         need, free = self.missing_bytes, shutil.disk_usage(self.folder).free
         if free < need:
             raise self._full(need, f"{free:,} are free")
@@ -141,7 +141,7 @@ class FeatureStore:
         try:
             size, digest = write_shard(self.folder, plan, values, self._made_for)
             kind = str(source_dtype).removeprefix("torch.")
-            write_json(self._record(plan), Shard(plan.name, size, digest, kind))
+            write_json(self._record(plan), asdict(Shard(plan.name, size, digest, kind)))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{self.folder} is not visible here; choose a folder on a file system that all ranks share"
@@ -169,7 +169,7 @@ class FeatureStore:
                 raise ValueError(f"shards of {self.folder} were computed in {' and '.join(kinds)}; delete the folder")
             kind = kinds[0] if kinds else "float32"
             whole = replace(found, last_hidden=self._hidden, source_dtype=kind, shards=shards, complete=True)
-            write_json(self.folder / MANIFEST, whole)
+            write_json(self.folder / MANIFEST, asdict(whole))
         for path in (self.folder / BEGUN, *(self._record(plan) for plan in self.plans)):
             path.unlink(missing_ok=True)
         return True

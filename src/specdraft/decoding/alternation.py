@@ -11,7 +11,9 @@ from specdraft.types import RoundTiming, TargetSpec
 Decode = Callable[[list[Request]], DecodeResult]
 
 
-TURNS, ROWS_PER_SHARE = 4, 4
+TURNS = 4
+# a row of the batch decodes at least as many requests in a share, so that it seldom runs empty
+REQUESTS_PER_ROW = 4
 
 
 def alternately(
@@ -43,12 +45,11 @@ def alternately(
 
 
 def shares(count: int, concurrency: int) -> list[slice]:
-    """Up to four shares of ``count`` requests.
+    """Up to ``TURNS`` shares of ``count`` requests, fewer where a share would hold too few for ``concurrency`` rows.
 
-    A share is a multiple of ``concurrency``, and four times as much where there are shares at all: rows run empty at
-    the end of each.
+    All but the last are equal multiples of ``concurrency``.
     """
-    turns = max(1, min(TURNS, count // (ROWS_PER_SHARE * concurrency)))
+    turns = max(1, min(TURNS, count // (REQUESTS_PER_ROW * concurrency)))
     size = concurrency * max(1, -(-count // (concurrency * turns)))
     return [slice(at, at + size) for at in range(0, count, size)]
 

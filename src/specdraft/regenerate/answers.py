@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from specdraft.commands import whole_lines
 from specdraft.regenerate.conversations import conversation
+from specdraft.scratch import scratch_of, sweep, write_json
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -57,6 +58,7 @@ class AnswerFile:
                 lines = file.read().split("\n") + lines  # not splitlines, which also splits inside of texts
         self._lines = {conversation(json.loads(line), str(path)).key: line for line in lines if line}
         self._part.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent, f"{path.name}.*.tmp")
         self._file = self._part.open("ab")
         self._write_note()
 
@@ -87,11 +89,11 @@ class AnswerFile:
         Args:
             keys: Rows that were asked for, in the order of the file; other answers that are known follow.
         """
-        scratch = self.path.with_name(self.path.name + ".tmp")
+        scratch = scratch_of(self.path)
         with _opened(scratch, self.path.suffix, "wt") as packed:
             packed.writelines(self._lines[key] + "\n" for key in dict.fromkeys([*keys, *self._lines]))
         _synced(scratch)
-        _write_json(self._finished_note, self._settings)
+        write_json(self._finished_note, self._settings)
         os.replace(scratch, self.path)
         _synced(self.path.parent)  # the partial file goes only when nothing can undo the renaming
         self._file.close()
@@ -113,16 +115,7 @@ class AnswerFile:
         return whole_lines(self._part)
 
     def _write_note(self) -> None:
-        _write_json(self._note, {"settings": self._settings, "bytes": self._file.tell()})
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+        write_json(self._note, {"settings": self._settings, "bytes": self._file.tell()})
 
 
 def _synced(path: Path) -> None:

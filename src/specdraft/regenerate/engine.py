@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,36 +75,33 @@ class Engine:
         )
         self.note = f"{result.tokens_per_second:.0f} tokens/s"
         for (row, said), request, found in zip(due, requests, result.results, strict=True):
-            answer = self._answer(found.tokens)
-            if answer.exact and answer.text and not self._learnt_alike(said, list(request.prompt_ids), answer):
-                answer = replace(answer, exact=False)
-            row.answers.append(answer)
+            row.answers.append(self._answer(said, list(request.prompt_ids), found.tokens))
 
-    def _learnt_alike(self, said: list[dict[str, Any]], prompt: list[int], answer: Answer) -> bool:
+    def _answer(self, said: list[dict[str, Any]], prompt: list[int], tokens: list[int]) -> Answer:
+        finished = bool(tokens) and tokens[-1] in self.target.stop_token_ids
+        body = tokens[:-1] if finished else tokens
+        text = self.target.tokenizer.decode(body, skip_special_tokens=True)
+        return Answer(text, finished, list(tokens), not body or self._learnt_alike(said, prompt, tokens, text))
+
+    def _learnt_alike(self, said: list[dict[str, Any]], prompt: list[int], tokens: list[int], text: str) -> bool:
         """Whether training finds the answer's own tokens behind its own prompt, once the template has rendered both.
 
         Templates trim answers, strip thoughts from them or add empty ones.
         """
-        if not self.target.tokenizer.chat_template or answer.ids is None:
-            return True
-        whole = [*prompt, *answer.ids]
+        tokenizer, stops = self.target.tokenizer, self.target.stop_token_ids
+        if not tokenizer.chat_template:
+            body = tokens[:-1] if tokens[-1] in stops else tokens
+            return bool(tokenizer(text, add_special_tokens=False)["input_ids"] == body)
+        whole = [*prompt, *tokens]
         try:
             encoded = encode_conversation(
-                self.target.tokenizer,
-                [*said, {"role": "assistant", "content": answer.text}],
+                tokenizer,
+                [*said, {"role": "assistant", "content": text}],
                 max_length=len(whole) + 256,  # what the template writes behind
                 min_labels=1,
-                stop_token_ids=self.target.stop_token_ids,
+                stop_token_ids=stops,
                 options=self.options,
             )
         except Unusable:
             return False
         return encoded.input_ids[: len(whole)] == whole and all(encoded.loss_mask[len(prompt) : len(whole)])
-
-    def _answer(self, tokens: list[int]) -> Answer:
-        tokenizer = self.target.tokenizer
-        finished = bool(tokens) and tokens[-1] in self.target.stop_token_ids
-        body = tokens[:-1] if finished else tokens
-        text = tokenizer.decode(body, skip_special_tokens=True)
-        exact = tokenizer(text, add_special_tokens=False)["input_ids"] == body
-        return Answer(text, finished, list(tokens), exact)

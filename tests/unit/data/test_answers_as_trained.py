@@ -7,7 +7,6 @@ from data_fakes import BROKEN, CHATML, TAGS, THINKING, chat, ids, tokenizer
 
 from specdraft.commands import encode_messages
 from specdraft.decoding import SamplingParams
-from specdraft.regenerate.conversations import Answer
 from specdraft.regenerate.engine import Engine
 
 SAID = chat("user: hello")
@@ -33,8 +32,8 @@ def test_the_template_decides(template, text, alike, finished):
     target = SimpleNamespace(tokenizer=tok, stop_token_ids=tuple(stop))
     engine = Engine(target, SamplingParams(), 9, 1)
     body = tok(text, add_special_tokens=False)["input_ids"]
-    answer = Answer(text, finished, [*body, *(stop if finished else [])])
-    assert engine._learnt_alike(SAID, encode_messages(tok, SAID), answer) is alike
+    tokens = [*body, *(stop if finished else [])]
+    assert engine._learnt_alike(SAID, encode_messages(tok, SAID), tokens, text) is alike
 
 
 def test_options_reach_the_prompt():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from specdraft.steps import generator_of, seeded
+from specdraft.seeds import generator_of, seeded
 
 CPU = torch.device("cpu")
 
