@@ -108,7 +108,7 @@ def folded_attention(
     folded = queries.reshape(rows, heads // groups, groups * fresh, width)
     bias = None if mask is None else mask[:, None]
     # on the CPU the fused kernel walks the (row, head) pairs with tiny products of its own, which costs a quarter more
-    few = keys.device.type == "cpu" and rows > 1 and groups * fresh <= _FEW_QUERIES
+    few = keys.device.type == "cpu" and keys.dtype == torch.float32 and rows > 1 and groups * fresh <= _FEW_QUERIES
     if softcap is None and not few:
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
     else:

@@ -29,11 +29,13 @@ def reference(queries, keys, values, lengths, causal, window, scale, softcap):
     return out
 
 
+@pytest.mark.parametrize("few", [0, 32])  # the fused kernel, and the products that stand in for it
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize(("heads", "kv_heads", "scale"), [(4, 2, None), (3, 1, 0.3), (2, 2, None)])
-def test_equals_the_loop(causal, window, softcap, heads, kv_heads, scale):
+def test_equals_the_loop(few, causal, window, softcap, heads, kv_heads, scale, monkeypatch):
+    monkeypatch.setattr("specdraft.attention._FEW_QUERIES", few)
     generator = torch.Generator().manual_seed(0)
     lengths, fresh, stop = torch.tensor([5, 0, 2]), 3, 9
     queries = torch.randn(3, heads, fresh, 8, generator=generator)
