@@ -200,9 +200,9 @@ def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
     plain = [r.tokens for r in autoregressive_decode(target, requests, concurrency=1).results]
     data = ChatDataModule("smollm2-chat")
     data.connect(target)
-    heads = [target.head, *(target.head.reduce(most_frequent(data, size)) for size in options.draft_vocabularies)]
-    if module.draft_vocab_size not in (None, *options.draft_vocabularies):
-        heads.append(module.draft_head)
+    # a size that the checkpoint has is measured with its own ids, which other data may have chosen
+    counted = [size for size in options.draft_vocabularies if size != module.draft_vocab_size]
+    heads = [target.head, *(target.head.reduce(most_frequent(data, size)) for size in counted), module.draft_head]
     decodes = [
         lambda share, head=head: speculative_decode(
             *(target, module.drafter, NoCorrector(target.spec), head, share), mask_token_id=target.spec.mask_token_id
