@@ -21,6 +21,7 @@ from specdraft.callbacks.order import check_order
 from specdraft.callbacks.prompt_counts import counts, digest, sum_over_ranks, write_counts
 from specdraft.callbacks.report import summary_table
 from specdraft.callbacks.writer import tensorboard_writer
+from specdraft.checkpoints import digest as content_digest
 from specdraft.data.selection import dealt
 from specdraft.decoding import (
     BlockPolicy,
@@ -248,7 +249,8 @@ class SpeculativeDecoding(Callback):
         fitting = trainer.state.fn == "fit" or trainer.ckpt_path is None
         weights = "the weights of this run" if fitting else str(trainer.ckpt_path)
         dtype = next(module.drafter.parameters()).dtype
-        here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights)
+        found = content_digest(weights) if not fitting and Path(weights).exists() else ""
+        here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights, found)
         with warnings.catch_warnings():
             if self._validations and self._fitting:
                 warnings.simplefilter("ignore")

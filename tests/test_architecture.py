@@ -31,7 +31,7 @@ MAY_USE = {
     "module": BASE
     | MIDDLE
     | {"schedules", "checkpoints", "seeds", "steps", "step_sums", "sharding", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "data", "bootstrap", "sharding", "estimate"},
+    "callbacks": BASE | MIDDLE | {"module", "checkpoints", "data", "bootstrap", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "estimate": BASE | MIDDLE | {"module", "data"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from specdraft.callbacks.report import token_groups
+from specdraft.checkpoints import digest
 from specdraft.checkpoints.facts import KEY
 from specdraft.checkpoints.lightning_file import load_content
 from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
@@ -97,7 +98,7 @@ def open_policy(path: str, module: DraftingModule, checkpoint: str, temperature:
         temperature: Sampling temperature.
     """
     drafter_dtype = next(module.drafter.parameters()).dtype
-    here = MadeFor.of(module.target.device, module.target.dtype, drafter_dtype, checkpoint)
+    here = MadeFor.of(module.target.device, module.target.dtype, drafter_dtype, checkpoint, digest(checkpoint))
     return load_policy(path, here, temperature, module.drafter.block_size)
 
 
@@ -116,6 +117,7 @@ def generate(
     target: str | None = None,
     confidence_threshold: float = 0.0,
     drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    template_options: dict[str, Any] | None = None,
 ) -> None:
     """Answer a prompt with speculative decoding and show what was accepted.
 
@@ -135,10 +137,11 @@ def generate(
         confidence_threshold: Verify drafts only while the product of their confidences is at least this; 0 verifies
             all. Needs a corrector with confidences.
         drafter_dtype: Type of drafter and corrector; auto is the target's.
+        template_options: Further variables of the chat template, as in training, such as {"enable_thinking": false}.
     """
     module = load_module(checkpoint, device, target, drafter_dtype)
     model = module.target
-    ids = encode_prompt(model.tokenizer, prompt)
+    ids = encode_prompt(model.tokenizer, prompt, template_options)
     request = Request(ids, max_new_tokens, model.stop_token_ids)
     params = SamplingParams(temperature, top_p, top_k)
     generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -162,7 +165,7 @@ def generate(
     print(_statistics(answer, baseline, drafted, temperature))
 
 
-def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: str, options: dict[str, Any] | None = None) -> list[int]:
     """Tokens of a user's message in the tokenizer's chat template, up to where the answer starts.
 
     Raises:
@@ -170,7 +173,7 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    return encode_messages(tokenizer, [{"role": "user", "content": prompt}])
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}], options)
 
 
 def encode_messages(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any] | None = None) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from specdraft.commands import encode_prompt, load_module
 from specdraft.decoding import Request, autoregressive_decode, speculative_decode
@@ -155,3 +157,20 @@ def test_refuses_an_earlier_run_and_other_options(run_cli: Run, last: Path, prom
         run_cli(*words)
     with pytest.raises(ValueError, match="seed 0, not 1"):
         run_cli(*words, "--resume", "--seed=1")
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "generate", "regenerate"])
+def test_options_reach_the_chat_template(
+    command: str, run_cli: Run, last: Path, prompts: Path, tiny_target: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "strict"
+    shutil.copytree(tiny_target, target)
+    template = target / "chat_template.jinja"
+    template.write_text("{% if mood %}{{ raise_exception('mood ' + mood) }}{% endif %}" + template.read_text())
+    words: tuple[object, ...] = ("--prompts", prompts, "--out", tmp_path / "out", "--concurrency", 1)
+    if command == "generate":
+        words = ("--prompt", "add one")
+    if command != "regenerate":
+        words += ("--checkpoint", last)
+    with pytest.raises((TemplateError, ValueError), match="mood calm"):
+        run_cli(command, *words, "--target", target, "--device=cpu", "--template_options", '{"mood": "calm"}')

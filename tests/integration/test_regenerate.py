@@ -117,6 +117,26 @@ def test_a_look_at_the_first_rows_keeps_the_other_answers(answer: Callable[..., 
     assert len(read(few)) == 17
 
 
+def test_rows_that_cannot_be_answered_are_set_aside(
+    answer: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.Engine, "_answer", lambda *_: Answer("fine"))
+    endless = {"id": "endless", "prompt": "one " * 5000}
+    outgrown = {"id": "outgrown", "turns": ["one", "two " * 5000, "three"]}
+    with pytest.warns(
+        UserWarning, match=r"2 of 22 rows could not be answered; 1 of them .*the first, 'endless': it takes"
+    ):
+        out = answer([*PROMPTS[:9], endless, *PROMPTS[9:], outgrown], "out.jsonl")
+    found = read(out)
+    assert [row["id"] for row in found] == [*(row["id"] for row in PROMPTS), "outgrown"]
+    assert [message["role"] for message in found[-1]["messages"]] == ["user", "assistant"]
+    assert [message["content"][:5] for message in found[-1]["unanswered"]] == ["two t", "three"]
+    with pytest.raises(
+        ValueError, match=r"none of 1 rows could be answered; the first, 'endless'.*lower max_new_tokens"
+    ):
+        answer([endless], "none.jsonl")
+
+
 def test_other_settings_and_repeated_rows_are_refused(answer: Callable[..., Path], decoded: list[int]) -> None:
     decoded[:] = [-1]
     with pytest.raises(KeyboardInterrupt):

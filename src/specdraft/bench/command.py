@@ -43,6 +43,7 @@ def bench(
     device: str = "auto",
     seed: int = 0,
     target: str | None = None,
+    template_options: dict[str, Any] | None = None,
 ) -> None:
     """Measure checkpoints against the lean autoregressive loop: MAT, tokens/s, latencies, memory, losslessness.
 
@@ -73,6 +74,7 @@ def bench(
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
         target: Target of exported folders, by name or folder; null takes the one that they name.
+        template_options: Further variables of the chat template, as in training, such as {"enable_thinking": false}.
     """
     paper = suite == "paper"
     levels = numbers("concurrency", concurrency, [1] if paper else [1, 2, 4, 8])
@@ -105,6 +107,7 @@ def bench(
         rows=suite_rows(sets) if paper else None,
         concurrency=max(levels),
         check_rows=enough,
+        template_options=template_options,
     )
     blocks = {}
     for path, module in setup.modules.items():

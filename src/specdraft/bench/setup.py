@@ -74,6 +74,7 @@ def prepare(
     rows: list[dict[str, Any]] | None = None,
     concurrency: int = 1,
     check_rows: Callable[[int], None] = lambda _: None,
+    template_options: dict[str, Any] | None = None,
 ) -> Setup:
     """Load checkpoints and prompts.
 
@@ -92,6 +93,7 @@ def prepare(
         rows: Rows with ``prompt``, in place of those of ``prompts``.
         concurrency: Requests in flight while the answers before later turns are decoded.
         check_rows: Called with the number of prompts before anything is loaded, to refuse it early.
+        template_options: Further variables of the chat template.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -109,7 +111,7 @@ def prepare(
     modules = _load(checkpoint, device, drafter_dtype, target)
     labels = dict(zip(modules, _labels(list(modules)), strict=True))
     model = next(iter(modules.values())).target
-    requests = requests_of(model, rows, max_new_tokens, concurrency)
+    requests = requests_of(model, rows, max_new_tokens, concurrency, template_options)
     check_requests(requests, model.spec)
     facts = {
         "target": model.spec.name,
@@ -123,6 +125,7 @@ def prepare(
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
+        **({"template_options": template_options} if template_options else {}),
         "checkpoints": {path: digest(path) for path in modules},
         "requests": hashlib.sha256(repr([list(r.prompt_ids) for r in requests]).encode()).hexdigest()[:16],
     }

@@ -11,7 +11,13 @@ from specdraft.decoding import Request, autoregressive_decode
 Row = dict[str, Any]
 
 
-def requests_of(target: Any, rows: Sequence[Row], max_new_tokens: int, concurrency: int) -> list[Request]:
+def requests_of(
+    target: Any,
+    rows: Sequence[Row],
+    max_new_tokens: int,
+    concurrency: int,
+    options: dict[str, Any] | None = None,
+) -> list[Request]:
     """A request per turn, in the order of the rows.
 
     The answers before a later turn are the target's own greedy ones, decoded here once, so that every method gets the
@@ -22,6 +28,7 @@ def requests_of(target: Any, rows: Sequence[Row], max_new_tokens: int, concurren
         rows: Rows with ``prompt`` and possibly ``turns``, a list of texts that begins with it.
         max_new_tokens: Tokens per answer at most.
         concurrency: Answers decoded at a time.
+        options: Further variables of the chat template.
 
     Returns:
         The requests; the workload of each is the ``family`` of its row, or ``all``.
@@ -29,7 +36,7 @@ def requests_of(target: Any, rows: Sequence[Row], max_new_tokens: int, concurren
     encode, stops = target.tokenizer, target.stop_token_ids
     families = [str(row.get("family") or "all") for row in rows]
     found = [
-        [Request(encode_prompt(encode, row["prompt"]), max_new_tokens, stops, family)]
+        [Request(encode_prompt(encode, row["prompt"], options), max_new_tokens, stops, family)]
         for row, family in zip(rows, families, strict=True)
     ]
     said = [[{"role": "user", "content": row["prompt"]}] for row in rows]
@@ -44,6 +51,6 @@ def requests_of(target: Any, rows: Sequence[Row], max_new_tokens: int, concurren
                 {"role": "assistant", "content": text},
                 {"role": "user", "content": turns[place][turn - 1]},
             ]
-            ids = encode_messages(encode, said[place])
+            ids = encode_messages(encode, said[place], options)
             found[place].append(Request(ids, max_new_tokens, stops, families[place]))
     return [request for own in found for request in own]

@@ -59,8 +59,11 @@ def read_content(path: str | Path) -> Content:
 
 
 def digest(path: str | Path) -> str:
-    """Sixteen hex digits that tell the content of a file or folder."""
+    """Sixteen hex digits that tell the content of a file, or the weights and settings of a folder.
+
+    What else lies in a folder, such as a policy that was tuned for it, makes no other drafter.
+    """
     place, found = Path(path), hashlib.sha256()
-    for file in sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]:
+    for file in sorted([*place.rglob("*.safetensors"), *place.rglob(CONFIG)]) if place.is_dir() else [place]:
         found.update(file.read_bytes())
     return found.hexdigest()[:16]

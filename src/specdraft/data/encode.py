@@ -71,7 +71,7 @@ class RowEncoder:
             encoded = encode_plain(self.tokenizer, prompt_text, response, **limits)
         else:
             encoded = encode_conversation(
-                self.tokenizer, row.messages, stop_token_ids=self.stop_token_ids, options=self.options, **limits
+                self.tokenizer, row.messages, stop_token_ids=self.stop_token_ids, options=self._options(row), **limits
             )
         if not row.finished and row.response_ids is None:
             encoded = without_end_of_turn(encoded, self.stop_token_ids, self.tokenizer)
@@ -93,7 +93,7 @@ class RowEncoder:
         if row.plain and not self.tokenizer.chat_template:
             self._warn_once()
             return list(self.tokenizer(before[0]["content"])["input_ids"])
-        return render(self.tokenizer, before, True, self.options)
+        return render(self.tokenizer, before, True, self._options(row))
 
     def encode_all(self, rows: Iterable[Row], name: str) -> TokenisedRows:
         """Encode rows, leave out those that cannot be supervised, and say how many and why.
@@ -143,6 +143,9 @@ class RowEncoder:
                 "them once the conversation goes on"
             )
         return out
+
+    def _options(self, row: Row) -> dict[str, Any] | None:
+        return {**(self.options or {}), "tools": list(row.tools)} if row.tools else self.options
 
     def _check(self, encoded: Encoded, row: Row) -> None:
         if len(encoded.input_ids) < self.min_length:

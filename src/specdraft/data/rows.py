@@ -36,6 +36,7 @@ class Row:
         prompt_ids: Exact tokens up to the last response, or None to render the text.
         response_ids: Exact tokens of the last response, or None to render the text.
         finished: Whether the model ended the last response by itself, not a length limit.
+        tools: Descriptions of the functions that the model may call, as chat templates read them.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Row:
     prompt_ids: tuple[int, ...] | None = None
     response_ids: tuple[int, ...] | None = None
     finished: bool = True
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 def read_rows(
@@ -56,7 +58,8 @@ def read_rows(
     Three forms are understood: ``messages`` (role and content), ``conversations`` (ShareGPT: from and value), and
     ``prompt`` with ``response`` (strings). Optional fields: ``id``, ``family``, and ``prompt_ids`` with
     ``response_ids``, the exact tokens that a server read and generated, which win over the text. ``finished: false``
-    marks a response that a length limit cut, so that its end is not learned as the end of a turn.
+    marks a response that a length limit cut, so that its end is not learned as the end of a turn. ``tools`` (a list, or
+    one written as JSON) are the functions that the chat template describes to the model.
 
     Args:
         sources: See :func:`specdraft.data.sources.read_records`.
@@ -103,14 +106,37 @@ def parse_row(value: Any, where: str) -> Row:
     family = value.get("family")
     if family is not None and not isinstance(family, str):
         raise ValueError(f"{where}: 'family' must be a string, got {family!r}")
+    tools = parse_tools(value.get("tools"), where)
     name = value.get("id")
     if name is None:
-        content = json.dumps([messages, prompt_ids, response_ids], sort_keys=True, default=str)
+        content = json.dumps([messages, prompt_ids, response_ids, *tools], sort_keys=True, default=str)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
     finished = value.get("finished", True)
     if not isinstance(finished, bool):
         raise ValueError(f"{where}: 'finished' must be true or false, got {finished!r}")
-    return Row(str(name), family or "", messages, where, plain, prompt_ids, response_ids, finished)
+    return Row(str(name), family or "", messages, where, plain, prompt_ids, response_ids, finished, tools)
+
+
+def parse_tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """The functions that a row offers to the model; none where the field is absent.
+
+    Args:
+        value: List of objects, or such a list as JSON, which Parquet files hold because the objects differ.
+        where: Place of the row, for messages.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: 'tools' is a text, but not JSON ({error}); write a list of objects") from error
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError(f"{where}: 'tools' must be a list of objects, got {value!r}")
+    return tuple(value)
 
 
 def _messages(value: Any, where: str) -> tuple[dict[str, Any], ...]:

@@ -57,10 +57,10 @@ def capture(stages: Sequence[Stage], caches: Sequence[KeyValueCache], device: to
         caches: The caches that they use; put into static mode, and out of it again on failure.
         device: The CUDA device.
     """
+    side = torch.cuda.Stream(device)
     for cache in caches:
         cache.static = True
     try:
-        side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -75,13 +75,15 @@ def capture(stages: Sequence[Stage], caches: Sequence[KeyValueCache], device: to
         replays: list[Stage] = []
         for stage in stages:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # on the stream of the warm-up: the default one belongs to the device that is current, maybe another
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 stage()
             replays.append(graph.replay)
         return replays
     except (RuntimeError, ValueError) as error:
         for cache in caches:
             cache.static = False
+        torch.cuda.current_stream(device).wait_stream(side)  # what it has begun still writes to the buffers
         reason = str(error).split("\n")[0]
         warnings.warn(f"CUDA graphs are not used in this loop, it runs eagerly: {reason}", stacklevel=3)
         return None

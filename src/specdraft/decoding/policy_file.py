@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ class MadeFor:
 
     Attributes:
         checkpoint: Path of the checkpoint, or words for weights that are not in a file.
-        digest: Start of the SHA-256 of the checkpoint, empty where there is no file.
+        digest: Start of the SHA-256 of the checkpoint, empty where there is none.
         device: Device by name.
         dtype: Types of target and drafter.
     """
@@ -37,7 +36,9 @@ class MadeFor:
     dtype: str
 
     @classmethod
-    def of(cls, device: torch.device, target: torch.dtype, drafter: torch.dtype, checkpoint: str) -> MadeFor:
+    def of(
+        cls, device: torch.device, target: torch.dtype, drafter: torch.dtype, checkpoint: str, digest: str = ""
+    ) -> MadeFor:
         """Describe what is about to decode.
 
         Args:
@@ -45,9 +46,8 @@ class MadeFor:
             target: Type of the target.
             drafter: Type of the drafter.
             checkpoint: Path of the checkpoint, or words where there is none.
+            digest: What :func:`specdraft.checkpoints.digest` says of the file or folder; empty where there is none.
         """
-        path = Path(checkpoint)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
         types = " / ".join(str(dtype).removeprefix("torch.") for dtype in (target, drafter))
         return cls(checkpoint, digest, device_name(device), types)
 

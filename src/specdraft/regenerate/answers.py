@@ -28,6 +28,8 @@ class AnswerFile:
     are good. What a crash left behind them is cut off, so that a resumed run starts where a group ended and samples
     what an uninterrupted one would have sampled.
 
+    Rows that cannot be answered stand in the same note with the reason, so that a resumed run does not ask them again.
+
     Args:
         path: The finished file; ``.gz`` and ``.xz`` compress.
         settings: What the answers depend on, as builtins.
@@ -44,6 +46,7 @@ class AnswerFile:
         self._note = self._part.with_suffix(".settings.json")
         self._finished_note = path.with_name(path.name + ".settings.json")
         self._settings = settings
+        self.refused: dict[str, str] = {}
         lines = self._begun()
         if path.exists():
             if not extend:
@@ -71,11 +74,19 @@ class AnswerFile:
     def __contains__(self, key: str) -> bool:
         return key in self._lines
 
-    def __len__(self) -> int:
-        return len(self._lines)
+    @property
+    def done(self) -> int:
+        """Rows that are answered or refused."""
+        return len(self._lines.keys() | self.refused.keys())
 
-    def add(self, rows: dict[str, dict[str, Any]]) -> None:
-        """Write answered rows to the disk, all of them or none."""
+    def add(self, rows: dict[str, dict[str, Any]], refused: dict[str, str]) -> None:
+        """Write a group to the disk, all of it or nothing.
+
+        Args:
+            rows: Rows with answers by key.
+            refused: Why rows are not answered, or not to their end, by key.
+        """
+        self.refused.update(refused)
         lines = {key: json.dumps(row, ensure_ascii=False) for key, row in rows.items()}
         self._file.write("".join(line + "\n" for line in lines.values()).encode())
         self._file.flush()
@@ -110,12 +121,14 @@ class AnswerFile:
                     f"{self._part} was begun with {found}, not {self._settings}; give the same settings, or delete it "
                     "to start anew"
                 )
+            if self._part.stat().st_size:  # else nothing was answered, and another try may fare better
+                self.refused = note.get("refused", {})
             if "bytes" in note and note["bytes"] < self._part.stat().st_size:
                 os.truncate(self._part, note["bytes"])
         return whole_lines(self._part)
 
     def _write_note(self) -> None:
-        write_json(self._note, {"settings": self._settings, "bytes": self._file.tell()})
+        write_json(self._note, {"settings": self._settings, "bytes": self._file.tell(), "refused": self.refused})
 
 
 def _synced(path: Path) -> None:

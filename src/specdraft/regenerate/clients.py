@@ -8,7 +8,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from specdraft.regenerate.conversations import Conversation
-from specdraft.regenerate.server import ChatServer, ServerError
+from specdraft.regenerate.server import ChatServer, RowRefused, ServerError
+
+# a server that refused at least so many rows and has answered none refuses what is the same in all of them
+_MOST_REFUSED = 8
 
 
 class Clients:
@@ -30,17 +33,22 @@ class Clients:
         self.concurrency = concurrency
         self.seed = seed
         self.note = ""
+        self._refused, self._answered = 0, False
+        # refusals are quicker than answers: those of the first requests say nothing yet
+        self._most_refused = max(_MOST_REFUSED, 2 * concurrency)
 
     def answer(self, rows: Sequence[Conversation], done: int = 0) -> Iterator[list[Conversation]]:
-        """Answer rows; yields those that have become ready, in any order.
+        """Answer rows; yields those that have become ready, answered or refused, in any order.
 
         Args:
             rows: The rows.
-            done: Unused here.
+            done: Number of rows that were answered before: the server takes some.
 
         Raises:
-            ServerError: Naming the first row that failed; what the others had in flight is yielded before.
+            ServerError: Naming the first row that failed, or one of the first if the server refuses every row; what the
+                others had in flight is yielded before.
         """
+        self._answered = done > 0
         waiting: SimpleQueue[Conversation] = SimpleQueue()
         ready: SimpleQueue[Conversation | Exception] = SimpleQueue()
         for row in rows:
@@ -82,7 +90,13 @@ class Clients:
         while (context := row.context()) is not None:
             seed = zlib.crc32(f"{self.seed}:{row.key}:{len(row.answers)}".encode()) >> 1
             try:
-                row.answers.append(self.server.reply(context, seed))
+                row.answers.append(self.server.reply(context, seed, row.tools))
+                self._answered = True
+            except RowRefused as error:
+                self._refused += 1
+                if self._refused >= self._most_refused and not self._answered:
+                    raise ServerError(f"row {row.name!r}: {error}. So were all {self._refused} rows so far") from error
+                row.refused = str(error)
             except ServerError as error:
                 raise ServerError(
                     f"row {row.name!r}: {error}. Finished answers are kept; the same command goes on with the rest"

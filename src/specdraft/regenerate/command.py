@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def regenerate(
     Writes one JSON line per row in the order of the rows: the row's fields and ``response``, or ``messages`` where the
     user speaks more than once; there the target answers turn by turn, with its earlier answers before it. An
     interrupted run goes on with the rows that have no answer yet, whatever their order; a row is known by its ``id``
-    and what it asks.
+    and what it asks. A row that cannot be answered (longer than the context, refused by chat template or server) is
+    left out, counted and named at the end; a conversation that outgrows the context keeps the answers that it got.
 
     With ``endpoint`` an OpenAI-compatible server answers (vLLM, SGLang, ``transformers serve``). It gives texts and not
     token ids: they are stored as they come, and tokenising them may differ from what the server drew, which the
@@ -91,7 +93,7 @@ def regenerate(
     if template_options:
         settings["template_options"] = template_options
     with AnswerFile(Path(out), settings, extend) as answers:
-        missing = [row for key, row in rows.items() if key not in answers]
+        missing = [row for key, row in rows.items() if key not in answers and key not in answers.refused]
         source: Engine | Clients | None = None
         if missing:
             source = (
@@ -100,10 +102,27 @@ def regenerate(
                 else Engine(_loaded(target, dtype, device), params, max_new_tokens, concurrency, seed, template_options)
             )
         with Progress(len(rows), len(rows) - len(missing), name="regenerate") as bar:
-            for group in source.answer(missing, len(answers)) if source is not None else ():
-                answers.add({row.key: row.answered() for row in group})
+            for group in source.answer(missing, answers.done) if source is not None else ():
+                refused = {row.key: row.refused for row in group if row.refused}
+                answers.add({row.key: row.answered() for row in group if row.answers}, refused)
                 bar.update(len(group), source.note if source is not None else "")
-        answers.finish(rows)
+        found = [key for key in rows if key in answers]
+        unanswered = [(row.name, answers.refused[key]) for key, row in rows.items() if key in answers.refused]
+        if unanswered and not found:
+            raise ValueError(f"none of {len(rows)} rows could be answered; {_first(unanswered)}")
+        answers.finish(found)
+    if unanswered:
+        begun = sum(key in answers.refused for key in found)
+        warnings.warn(
+            f"{len(unanswered)} of {len(rows)} rows could not be answered; {begun} of them are kept up to their last "
+            f"answer, the others left out (--extend tries those again); {_first(unanswered)}",
+            stacklevel=2,
+        )
+
+
+def _first(refused: list[tuple[str, str]]) -> str:
+    name, why = refused[0]
+    return f"the first, {name!r}: {why}"
 
 
 def _server(

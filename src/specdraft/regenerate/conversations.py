@@ -11,7 +11,7 @@ from typing import Any
 
 from specdraft.commands import prompt_rows
 from specdraft.data.evaluation_sets import EVALUATION_SETS
-from specdraft.data.rows import parse_row
+from specdraft.data.rows import parse_row, parse_tools
 from specdraft.data.sources import Record, read_records
 
 Message = dict[str, Any]
@@ -45,17 +45,25 @@ class Conversation:
         script: Its messages; None stands where the target answers.
         plain: Whether the row is a ``prompt`` that gets a ``response``.
         answers: Answers so far, in order.
+        tools: Functions that the row offers to the target.
+        refused: Why no further answer is possible; empty while one is.
     """
 
     row: dict[str, Any]
     script: list[Message | None]
     plain: bool
     answers: list[Answer] = field(default_factory=list)
+    tools: tuple[dict[str, Any], ...] = ()
+    refused: str = ""
 
     @property
     def name(self) -> str:
         """The row's ``id`` or the start of what it asks."""
         return str(self.row.get("id") or self._asked()[:40])
+
+    def options(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Variables of the chat template: ``options``, and the row's tools."""
+        return {**(options or {}), "tools": list(self.tools)} if self.tools else options
 
     @property
     def key(self) -> str:
@@ -69,7 +77,7 @@ class Conversation:
         An answer that the length limit cut ends the conversation: the target has not ended that turn, so what follows
         would teach a drafter an end where the target makes none.
         """
-        if self.answers and not self.answers[-1].finished:
+        if self.refused or (self.answers and not self.answers[-1].finished):
             return None
         gaps = self._gaps()
         if len(self.answers) == len(gaps):
@@ -81,29 +89,32 @@ class Conversation:
 
         ``finished`` is false where the limit cut the last answer; the user's later turns are then in ``unanswered``.
         Where a text does not give its tokens back, ``response_ids`` holds those of the last answer, and it alone is
-        learned from the row.
+        learned from the row. In both cases nothing stands behind the last answer, so that its end is the row's.
         """
         last = self.answers[-1]
+        exact = last.ids is None or all(answer.exact for answer in self.answers)
         out = {name: value for name, value in self.row.items() if name not in _OF_AN_ANSWER}
         if self.plain:
             out["response"] = last.text
         else:
             gaps = self._gaps()
-            # what the source says behind the last of all answers stays
-            end = gaps[len(self.answers) - 1] + 1 if len(self.answers) < len(gaps) else len(self.script)
+            whole = len(self.answers) == len(gaps) and last.finished and exact
+            # what the source says behind the last of all answers stays: calls of tools
+            end = len(self.script) if whole else gaps[len(self.answers) - 1] + 1
             out["messages"] = self._filled(self.script[:end])
             if later := [message for message in self.script[end:] if message is not None]:
                 out["unanswered"] = later
         if not last.finished:
             out["finished"] = False
-        if last.ids is not None and not all(answer.exact for answer in self.answers):
+        if not exact:
             out["response_ids"] = last.ids
         return out
 
     def _asked(self) -> str:
-        if self.plain:
+        if self.plain and not self.tools:
             return str(self.row["prompt"])
-        return json.dumps([message for message in self.script if message is not None], sort_keys=True, default=str)
+        said = [message for message in self.script if message is not None]
+        return json.dumps([*said, *self.tools], sort_keys=True, default=str)
 
     def _gaps(self) -> list[int]:
         return [place for place, message in enumerate(self.script) if message is None]
@@ -124,22 +135,25 @@ def conversation(row: Any, where: str) -> Conversation:
     Raises:
         ValueError: If the row has none of these, or nobody asks in it.
     """
+    tools = parse_tools(row.get("tools"), where) if isinstance(row, dict) else ()
     if isinstance(row, dict) and (row.get("messages") is not None or row.get("conversations") is not None):
         messages = [*parse_row(row, where).messages, *(row.get("unanswered") or [])]
         script = script_of(messages)
         if None not in script:
-            raise ValueError(f"{where}: the user says nothing in this row, so there is nothing to answer")
-        return Conversation(row, script, plain=False)
+            raise ValueError(
+                f"{where}: no turn of a user or a tool waits for an answer of the target in this row; leave it out"
+            )
+        return Conversation(row, script, plain=False, tools=tools)
     turns = row.get("turns") if isinstance(row, dict) else None
     if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
         row = {"prompt": turns[0], **row}
         if len(turns) > 1:
-            return Conversation(row, script_of([_user(turn) for turn in turns]), plain=False)
+            return Conversation(row, script_of([_user(turn) for turn in turns]), plain=False, tools=tools)
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise ValueError(f"{where}: a row needs 'messages', 'turns' (a list of texts) or 'prompt' (a text)")
     if not row["prompt"].strip():
         raise ValueError(f"{where}: the prompt is empty")
-    return Conversation(row, [_user(row["prompt"]), None], plain=True)
+    return Conversation(row, [_user(row["prompt"]), None], plain=True, tools=tools)
 
 
 def script_of(messages: Sequence[Message]) -> list[Message | None]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 
 from specdraft.commands import encode_messages
 from specdraft.data.chat import Unusable, encode_conversation
@@ -43,11 +44,11 @@ class Engine:
         self.note = ""
 
     def answer(self, rows: Sequence[Conversation], done: int = 0) -> Iterator[list[Conversation]]:
-        """Answer rows; yields each group once all its turns are answered.
+        """Answer rows; yields each group once all its turns are answered, or refused.
 
         Args:
             rows: The rows, in the order of the groups.
-            done: Number of rows answered before, which seeds the groups.
+            done: Number of rows answered or refused before, which seeds the groups.
         """
         size = 8 * self.concurrency
         for start in range(0, len(rows), size):
@@ -58,32 +59,56 @@ class Engine:
             yield group
 
     def _turn(self, due: list[tuple[Conversation, list[dict[str, Any]]]], generator: torch.Generator) -> None:
-        tokenizer, stops = self.target.tokenizer, self.target.stop_token_ids
-        requests = [
-            Request(encode_messages(tokenizer, said, self.options), self.max_new_tokens, stops) for _, said in due
-        ]
-        limit = self.target.spec.max_position_embeddings
-        for (row, _), request in zip(due, requests, strict=True):
-            if len(request.prompt_ids) + self.max_new_tokens > limit:
-                raise ValueError(
-                    f"row {row.name!r} takes {len(request.prompt_ids)} tokens before answer {len(row.answers) + 1}; "
-                    f"with max_new_tokens {self.max_new_tokens} that exceeds the {limit} positions of "
-                    f"{self.target.spec.name!r}. Shorten the row or lower max_new_tokens"
-                )
+        open_turns = [(row, said, ids) for row, said in due if (ids := self._prompt(row, said)) is not None]
+        if not open_turns:
+            return
+        requests = [Request(ids, self.max_new_tokens, self.target.stop_token_ids) for *_, ids in open_turns]
         result = autoregressive_decode(
             self.target, requests, params=self.params, concurrency=self.concurrency, generator=generator
         )
         self.note = f"{result.tokens_per_second:.0f} tokens/s"
-        for (row, said), request, found in zip(due, requests, result.results, strict=True):
-            row.answers.append(self._answer(said, list(request.prompt_ids), found.tokens))
+        for (row, said, ids), found in zip(open_turns, result.results, strict=True):
+            row.answers.append(self._answer(row, said, ids, found.tokens))
 
-    def _answer(self, said: list[dict[str, Any]], prompt: list[int], tokens: list[int]) -> Answer:
+    def _prompt(self, row: Conversation, said: list[dict[str, Any]]) -> list[int] | None:
+        """Tokens before the next answer; None, and the reason noted in the row, if there can be none."""
+        try:
+            ids = encode_messages(self.target.tokenizer, said, row.options(self.options))
+        except (TemplateError, TypeError, ValueError) as error:
+            row.refused = f"it cannot be rendered as a prompt: {error}"
+            return None
+        if not ids:
+            row.refused = "it has no tokens"
+            return None
+        spec = self.target.spec
+        if len(ids) + self.max_new_tokens > spec.max_position_embeddings:
+            row.refused = (
+                f"it takes {len(ids)} tokens before answer {len(row.answers) + 1}; with max_new_tokens "
+                f"{self.max_new_tokens} that exceeds the {spec.max_position_embeddings} positions of {spec.name!r}. "
+                "Shorten the row or lower max_new_tokens"
+            )
+            return None
+        return ids
+
+    def _answer(self, row: Conversation, said: list[dict[str, Any]], prompt: list[int], tokens: list[int]) -> Answer:
         finished = bool(tokens) and tokens[-1] in self.target.stop_token_ids
         body = tokens[:-1] if finished else tokens
         text = self.target.tokenizer.decode(body, skip_special_tokens=True)
-        return Answer(text, finished, list(tokens), not body or self._learnt_alike(said, prompt, tokens, text))
+        return Answer(
+            text,
+            finished,
+            list(tokens),
+            not body or self._learnt_alike(said, prompt, tokens, text, row.options(self.options)),
+        )
 
-    def _learnt_alike(self, said: list[dict[str, Any]], prompt: list[int], tokens: list[int], text: str) -> bool:
+    def _learnt_alike(
+        self,
+        said: list[dict[str, Any]],
+        prompt: list[int],
+        tokens: list[int],
+        text: str,
+        options: dict[str, Any] | None = None,
+    ) -> bool:
         """Whether training finds the answer's own tokens behind its own prompt, once the template has rendered both.
 
         Templates trim answers, strip thoughts from them or add empty ones.
@@ -100,7 +125,7 @@ class Engine:
                 max_length=len(whole) + 256,  # what the template writes behind
                 min_labels=1,
                 stop_token_ids=stops,
-                options=self.options,
+                options=options,
             )
         except Unusable:
             return False

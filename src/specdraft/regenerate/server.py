@@ -19,12 +19,17 @@ from specdraft.decoding import SamplingParams
 from specdraft.regenerate.conversations import Answer
 
 _AGAIN = {408, 409, 425, 429}  # besides all 5xx: the server is busy or restarting, the request may be fine
+_OF_THE_REQUEST = {400, 413, 422}  # its content is refused, not who asks or where
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _SHOWN = 500
 
 
 class ServerError(RuntimeError):
     """The server refused a request, or could not be reached for too long."""
+
+
+class RowRefused(ServerError):
+    """The server does not take this request, but may take others."""
 
 
 class _Again(Exception):
@@ -36,7 +41,11 @@ class _Again(Exception):
 
 
 class _Refused(Exception):
-    """The server does not take the request as it is."""
+    """The server does not take the request as it is; ``other`` where it may take another one."""
+
+    def __init__(self, message: str, other: bool) -> None:
+        super().__init__(message)
+        self.other = other
 
 
 class ChatServer:
@@ -96,24 +105,27 @@ class ChatServer:
         """End the waits of all threads; their requests fail."""
         self._closed.set()
 
-    def reply(self, messages: Sequence[dict[str, Any]], seed: int) -> Answer:
+    def reply(self, messages: Sequence[dict[str, Any]], seed: int, tools: Sequence[dict[str, Any]] = ()) -> Answer:
         """The next message of a conversation.
 
         Args:
             messages: What was said.
             seed: Seed of the sampling, for a server that takes one.
+            tools: Functions that are described to the model. The server is asked not to parse calls out of its answer.
 
         Raises:
-            ServerError: If the server refuses the request, or fails for longer than ``patience``, with what it said.
+            RowRefused: If the server refuses the content of the request, with what it said.
+            ServerError: If it refuses the request for another reason, or fails for longer than ``patience``.
         """
         failures, began = 0, 0.0
         while True:
             try:
-                fields = self._fields(messages, seed)
+                fields = self._fields(messages, seed, tools)
                 return _answer(self._post(json.dumps(fields).encode()))
             except _Refused as error:
                 if not self._without(str(error), set(fields)):
-                    raise ServerError(f"{self.url} refused the request: {error}") from error
+                    kind = RowRefused if error.other else ServerError
+                    raise kind(f"{self.url} refused the request: {error}") from error
             except _Again as error:
                 began = began or monotonic()
                 wait = max(error.wait, min(_LONGEST_WAIT, self.first_wait * 2**failures) * random.uniform(0.5, 1.0))
@@ -124,7 +136,7 @@ class ChatServer:
                         f"{self.url} gave no answer in {failures} tries within {gone:.0f} s; the last time: {error}"
                     ) from error
 
-    def _fields(self, messages: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+    def _fields(self, messages: Sequence[dict[str, Any]], seed: int, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         params = self.params
         fields: dict[str, Any] = {
             "model": self.model,
@@ -137,6 +149,8 @@ class ChatServer:
             fields |= {"top_p": 1.0, "repetition_penalty": 1.0}
         else:
             fields |= {"seed": seed, "top_p": params.top_p, "top_k": params.top_k or -1, "repetition_penalty": 1.0}
+        if tools:
+            fields |= {"tools": list(tools), "tool_choice": "none"}
         if self.options:
             fields["chat_template_kwargs"] = self.options
         return {name: value for name, value in fields.items() if name not in self._unknown}
@@ -165,7 +179,7 @@ class ChatServer:
             said = f"HTTP {error.code} {error.reason}: {_said(error)}"
             if error.code in _AGAIN or error.code >= 500:
                 raise _Again(said, _seconds(error.headers.get("Retry-After"))) from error
-            raise _Refused(said) from error
+            raise _Refused(said, error.code in _OF_THE_REQUEST) from error
         except (OSError, HTTPException, ValueError) as error:  # refused, reset, timed out, or cut in the middle
             raise _Again(f"{type(error).__name__}: {error}") from error
 
@@ -182,6 +196,8 @@ def _answer(reply: Any) -> Answer:
             "the server parsed the reasoning out of the answer; start it without a reasoning parser, so that a drafter "
             "learns the whole output"
         )
+    if message.get("tool_calls") or reason == "tool_calls":
+        raise ServerError("the server parsed a call out of the answer; start it without a parser of tool calls")
     if not isinstance(text, str):
         raise ServerError(f"the server's answer holds no text: {str(message)[:_SHOWN]}")
     if reason not in ("stop", "length"):

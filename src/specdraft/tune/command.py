@@ -36,6 +36,7 @@ def tune(
     device: str = "auto",
     seed: int = 0,
     target: str | None = None,
+    template_options: dict[str, Any] | None = None,
 ) -> None:
     """Find the fastest block size for every workload and concurrency on this machine, and write it as a policy.
 
@@ -66,6 +67,7 @@ def tune(
         device: auto, cpu or cuda.
         seed: Seed of the sampling.
         target: Target by name or folder, such as one that has moved; null takes the one that the checkpoints name.
+        template_options: Further variables of the chat template, as in training, such as {"enable_thinking": false}.
     """
     levels = sorted(numbers("concurrency", concurrency, [1, 2, 4, 8]))
     if repeats < 1:
@@ -85,6 +87,7 @@ def tune(
         device=device,
         seed=seed,
         target=target,
+        template_options=template_options,
     )
     for name, module in setup.modules.items():
         check_blocks(name, module, block_sizes or [])
@@ -107,7 +110,8 @@ def tune(
         best = candidates[0]
         module = setup.modules[best.path]
         drafter_type = next(module.drafter.parameters()).dtype
-        made_for = MadeFor.of(setup.target.device, setup.target.dtype, drafter_type, best.path)
+        types = (setup.target.dtype, drafter_type)
+        made_for = MadeFor.of(setup.target.device, *types, best.path, setup.facts["checkpoints"][best.path])
         policy = StaticTable if not adaptive else RunningSurvival
         PolicyFile(policy.__name__, made_for, best.tables).write(path)
         print(f"{choices_table(best)}\nwrote {path}", flush=True)

@@ -92,6 +92,20 @@ def test_a_greeting_that_nobody_asked_for_is_context():
     )
 
 
+def test_the_tools_of_a_row_reach_the_template():
+    described = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.name }} {% endfor %}<|im_end|>\n{% endif %}"
+    tok = tokenizer(described + CHATML)
+    row = {"messages": chat("user: hi", "assistant: fine")}
+    plain, offered = (parse_row({**row, **more}, "f:1") for more in ({}, {"tools": '[{"name": "a"}, {"name": "b"}]'}))
+    encoder = RowEncoder(tok, max_length=99)
+    assert encoder.prompt(offered) == ids(tok, "<|im_start|> system NL a b <|im_end|> NL") + encoder.prompt(plain)
+    assert encoder.encode(offered).input_ids[: len(encoder.prompt(offered))] == encoder.prompt(offered)
+    assert plain.id != offered.id
+    for wrong in ("a", "[1", [1]):
+        with pytest.raises(ValueError, match="f:1: 'tools'"):
+            parse_row({**row, "tools": wrong}, "f:1")
+
+
 def test_a_row_that_cannot_be_encoded_is_named():
     tok = tokenizer("{% for m in messages %}{{ 'a' + m.content }}{% endfor %}")
     part = [{"type": "text", "text": "hello"}]

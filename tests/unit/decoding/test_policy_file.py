@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from specdraft.checkpoints import digest
 from specdraft.decoding import MadeFor, PolicyFile, RunningSurvival, StaticTable, TunedTables, load_policy
 
 HERE = MadeFor("runs/a.ckpt", "0123", "cpu AVX2, 1 threads", "float32 / float32")
@@ -84,12 +85,15 @@ def test_the_class_is_named(path):
 
 
 def test_circumstances(tmp_path):
-    checkpoint = tmp_path / "a.ckpt"
-    checkpoint.write_bytes(b"weights")
-    here = MadeFor.of(torch.device("cpu"), torch.bfloat16, torch.float32, str(checkpoint))
+    types = (torch.bfloat16, torch.float32)
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    here = MadeFor.of(torch.device("cpu"), *types, str(folder), digest(folder))
     assert here.dtype == "bfloat16 / float32"
     assert here.device.startswith("cpu ")
     assert len(here.digest) == 16
-    moved = tmp_path / "b.ckpt"
-    moved.write_bytes(b"weights")
-    assert here.differences(MadeFor.of(torch.device("cpu"), torch.bfloat16, torch.float32, str(moved))) == []
+    moved = folder.rename(tmp_path / "moved")
+    assert here.differences(MadeFor.of(torch.device("cpu"), *types, str(moved), digest(moved))) == []
+    unknown = MadeFor.of(torch.device("cpu"), *types, "the weights of this run")
+    assert len(unknown.differences(unknown)) == 1  # weights that are nowhere cannot be told to be the same

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from specdraft.regenerate.conversations import Answer, conversation, read_conversations, script_of
@@ -61,7 +63,7 @@ def test_sharegpt_rows_become_messages():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": said("system: s")}, "f:3: the user says nothing"),
+        ({"messages": said("system: s")}, "f:3: no turn of a user or a tool waits"),
         ({"text": "a"}, "f:3: a row needs 'messages'"),
         ({"prompt": " "}, "f:3: the prompt is empty"),
         ({"messages": [{"role": "usr", "content": "a"}]}, "f:3: message 0 has the unknown role 'usr'"),
@@ -77,3 +79,44 @@ def test_a_row_that_cannot_be_written_is_named_before_it_is_answered(tmp_path):
     file.write_text('{"prompt": "fine"}\n{"prompt": "half of a pair: \\ud83d"}\n')
     with pytest.raises(ValueError, match=r"rows\.jsonl:2: the row cannot be written as JSON .*surrogates"):
         read_conversations(str(file))
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "clock"}}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        (Answer("one"), 4),
+        (Answer("one", ids=[1, 2]), 4),
+        (Answer("one", ids=[1, 2], exact=False), 2),
+        (Answer("one", finished=False), 2),
+    ],
+)
+def test_ids_and_limits_belong_to_the_last_answer_of_a_row(answer, kept):
+    messages = [*said("user: a"), CALL]  # the call is the source's: the target did not make it
+    row = {"messages": [*said("user: a", "assistant: x", "system: b"), CALL]}
+    asked = conversation(row, "f:1")
+    key = asked.key
+    asked.answers.append(answer)
+    out = asked.answered()
+    assert len(out["messages"]) == kept
+    assert out["messages"][:2] == said("user: a", "assistant: one")
+    assert out.get("unanswered", []) == [*said("system: b"), CALL][kept - 2 :]
+    assert conversation(out, "f:1").key == key
+    with pytest.raises(ValueError, match="no turn of a user or a tool waits for an answer"):
+        conversation({"messages": messages}, "f:1")
+
+
+def test_other_tools_are_another_row():
+    row = {"id": 1, "prompt": "a"}
+    tools = [{"function": {"name": "clock"}}]
+    offered = conversation({**row, "tools": json.dumps(tools)}, "f:1")
+    assert offered.tools == tuple(tools)
+    assert offered.options({"polite": True}) == {"polite": True, "tools": tools}
+    assert conversation(row, "f:1").options(None) is None
+    assert offered.key != conversation(row, "f:1").key
+    assert offered.key == conversation({**row, "tools": tools}, "f:1").key
+    for wrong in ("clock", [1], {"a": 1}):
+        with pytest.raises(ValueError, match="f:1: 'tools'"):
+            conversation({**row, "tools": wrong}, "f:1")

@@ -1,6 +1,7 @@
 """SIGKILL at random moments: no row is lost, none is there twice, and the bytes are those of an uninterrupted run."""
 
 import json
+from functools import partial
 
 import pytest
 from chat_fake import serving
@@ -15,6 +16,9 @@ ROWS = [
     for i in range(140)
 ]
 
+# longer than the target's context, at once or in a later turn: neither may move the seeds of the others
+LONG = [{"id": 3, "prompt": "one " * 300}, {"id": 5, "turns": ["add one", "two " * 300]}]
+
 
 @pytest.fixture
 def prompts(tmp_path):
@@ -23,9 +27,10 @@ def prompts(tmp_path):
     return str(path)
 
 
-def read(folder):
+def read(folder, without=()):
     content = (folder / "out.jsonl").read_bytes()
-    assert [json.loads(line)["id"] for line in content.decode().splitlines()] == [row["id"] for row in ROWS]
+    ids = [json.loads(line)["id"] for line in content.decode().splitlines()]
+    assert ids == [row["id"] for row in ROWS if row["id"] not in without]
     return content
 
 
@@ -36,14 +41,19 @@ def nothing_twice(folder):
     assert len(set(ids)) == len(ids)
 
 
-def test_the_engine_is_killed(kill_at_random, prompts, tiny_target):
+@pytest.mark.filterwarnings("ignore:2 of 140 rows could not be answered")
+def test_the_engine_is_killed(kill_at_random, tmp_path, tiny_target):
+    long = {row["id"]: row for row in LONG}
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(long.get(row["id"], row)) + "\n" for row in ROWS))
+
     def work(folder):
         if (folder / "out.jsonl").exists():
             return  # killed between writing the file and removing the partial one
         options = {"max_new_tokens": 12, "temperature": 1.0, "concurrency": 2, "device": "cpu"}
-        regenerate(prompts, str(folder / "out.jsonl"), str(tiny_target), **options)
+        regenerate(str(prompts), str(folder / "out.jsonl"), str(tiny_target), **options)
 
-    assert kill_at_random(work, read, nothing_twice)
+    assert kill_at_random(work, partial(read, without={3}), nothing_twice)
 
 
 def test_the_client_of_a_server_is_killed(kill_at_random, prompts):

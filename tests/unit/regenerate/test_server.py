@@ -1,5 +1,6 @@
 """The client against a real server on loopback that refuses, stalls, breaks off and comes back."""
 
+import json
 import socket
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 from chat_fake import FakeChat, reply, serving
 
 from specdraft.decoding import SamplingParams
+from specdraft.regenerate import regenerate
 from specdraft.regenerate.clients import Clients
 from specdraft.regenerate.conversations import conversation
 from specdraft.regenerate.server import ChatServer, ServerError
@@ -97,9 +99,9 @@ def test_the_length_limit_is_told_apart():
     ("fault", "message"),
     [
         ((404, '{"error": "no model some-model here"}'), r"HTTP 404 .*no model some-model here"),
-        ((400, "too many tokens"), "HTTP 400 Bad Request: too many tokens"),
         (reply("4", reasoning_content="2 + 2"), "without a reasoning parser"),
         (reply(None), "holds no text"),
+        (reply(None, "tool_calls", tool_calls=[{"id": 1}]), "without a parser of tool calls"),
     ],
 )
 def test_a_refusal_ends_the_run_with_the_row_and_what_was_said(fault, message):
@@ -193,11 +195,69 @@ def test_a_server_that_is_restarted_on_the_same_port_is_survived():
     assert len(set(answered)) == len(answered)  # the second server was asked nothing twice
 
 
-def test_the_command_goes_on_where_the_server_refused(tmp_path):
-    import json
+def test_a_row_that_the_server_does_not_take_is_set_aside():
+    def refuse(number, body):
+        return (400, "too many tokens") if body["messages"][-1]["content"] in ("turn 0 of 2", "turn 1 of 3") else None
 
-    from specdraft.regenerate import regenerate
+    rows = asked(5, turns=2)
+    with serving(fault=refuse) as server:
+        done = [row for group in Clients(client(server), concurrency=2).answer(rows) for row in group]
+    assert len(done) == 5
+    assert [len(row.answers) for row in rows] == [2, 2, 0, 1, 2]
+    assert "HTTP 400 Bad Request: too many tokens" in rows[2].refused
+    assert rows[3].answered()["unanswered"] == [{"role": "user", "content": "turn 1 of 3"}]
+    assert not rows[4].refused
 
+
+def test_a_server_that_takes_no_row_ends_the_run():
+    with serving(fault=lambda number, body: (422, "tool_choice?")) as server:
+        with pytest.raises(ServerError, match=r"HTTP 422 .*tool_choice\?.* all 8 rows so far"):
+            list(Clients(client(server), concurrency=1).answer(asked(20)))
+        assert len(server.bodies) == 8
+        server.bodies.clear()
+        with pytest.raises(ServerError, match="all 20 rows so far"):  # refusals overtake answers in flight
+            list(Clients(client(server), concurrency=10).answer(asked(40)))
+        server.bodies.clear()
+        assert len([row for group in Clients(client(server), 1).answer(asked(20), done=1) for row in group]) == 20
+
+
+def test_refused_rows_are_known_to_the_next_run(tmp_path):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps({"id": i, "prompt": f"row {i}"}) + "\n" for i in range(16)))
+    down = [True]
+
+    def fault(number, body):
+        row = int(body["messages"][-1]["content"].split()[1])
+        if 2 <= row < 12:
+            return 400, "too many tokens"
+        return (404, "gone") if row == 14 and down[0] else None
+
+    with serving(fault=fault) as server:
+        options = {"endpoint": server.url, "model": "some-model", "concurrency": 1}
+        with pytest.raises(ServerError, match="row '14'"):
+            regenerate(str(prompts), str(out), **options)
+        down[0] = False
+        before = len(server.bodies)
+        with pytest.warns(UserWarning, match=r"10 of 16 rows could not be answered; 0 of them .*the first, '2'"):
+            regenerate(str(prompts), str(out), **options)
+        assert [body["messages"][-1]["content"] for body in server.bodies[before:]] == ["row 14", "row 15"]
+        with pytest.warns(UserWarning, match="10 of 16"):
+            regenerate(str(prompts), str(out), **options, extend=True)
+        assert len(server.bodies) == before + 12
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [0, 1, 12, 13, 14, 15]
+
+
+def test_tools_are_described_and_calls_are_not_parsed():
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    row = conversation({"id": 1, "prompt": "what time is it?", "tools": tools}, "f:1")
+    with serving() as server:
+        list(Clients(client(server), concurrency=1).answer([row]))
+    assert server.bodies[0]["tools"] == tools
+    assert server.bodies[0]["tool_choice"] == "none"
+    assert row.answered()["tools"] == tools
+
+
+def test_the_command_leaves_out_what_the_server_refused(tmp_path):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text("".join(json.dumps({"id": i, "prompt": f"prompt {i}"}) + "\n" for i in range(12)))
     broken = [True]
@@ -207,14 +267,13 @@ def test_the_command_goes_on_where_the_server_refused(tmp_path):
 
     with serving(fault=fault) as server:
         options = {"endpoint": server.url, "model": "some-model", "concurrency": 2}
-        with pytest.raises(ServerError, match="row '7'"):
+        with pytest.warns(UserWarning, match=r"1 of 12 rows could not be answered; .*the first, '7': .*HTTP 400"):
             regenerate(str(prompts), str(out), **options)
-        kept = len((tmp_path / "out.jsonl.part.jsonl").read_text().splitlines())
-        assert kept >= 6
+        assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [*range(7), *range(8, 12)]
         broken[0] = False
         before = len(server.bodies)
-        regenerate(str(prompts), str(out), **options)
-        assert len(server.bodies) - before == 12 - kept
+        regenerate(str(prompts), str(out), **options, extend=True)
+        assert len(server.bodies) - before == 1
         with pytest.raises(ValueError, match="--model NAME"):
             regenerate(str(prompts), str(out), endpoint=server.url)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
