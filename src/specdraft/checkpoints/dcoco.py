@@ -15,7 +15,7 @@ from specdraft.checkpoints.formats import CONFIG, WEIGHTS, FrozenRows, read_conf
 from specdraft.checkpoints.record import CorrectorPart, DraftCheckpoint, Tensors, corrector_part
 from specdraft.checkpoints.zlab import ZLab
 
-FOLDER, VERSION = "corrector", 1
+FOLDER, VERSION = "corrector", 2
 TENSORS = (
     "token_proj.weight",
     "hidden_proj.weight",
@@ -30,9 +30,9 @@ TENSORS = (
 class DCOCOFolder(ZLab):
     """``config.json`` and ``model.safetensors`` as :class:`ZLab` writes a DFlash, and a folder ``corrector``.
 
-    ``corrector/config.json`` holds ``architectures: ["DCOCODraftModel"]``, ``format_version: 1``, ``candidates``,
-    ``width``, ``pair_width``, ``hidden``, ``score_first`` and ``hidden_size``. ``corrector/model.safetensors`` holds,
-    with w = width, p = pair_width, h = hidden, C = candidates:
+    ``corrector/config.json`` holds ``architectures: ["DCOCODraftModel"]``, ``format_version: 2``, ``candidates``,
+    ``width``, ``pair_width``, ``hidden``, ``score_first``, ``rms_inputs`` and ``hidden_size``.
+    ``corrector/model.safetensors`` holds, with w = width, p = pair_width, h = hidden, C = candidates:
 
     - ``token_proj.weight`` ``[w, H]``, ``hidden_proj.weight`` ``[w, H]``, ``pair_proj.weight`` ``[p, 2 H]``;
     - ``mlp_in.weight`` ``[h, 3 w + p + 3]`` and ``.bias`` ``[h]``; its columns are the states of predecessor and
@@ -81,6 +81,7 @@ class DCOCOFolder(ZLab):
             "hidden_size": checkpoint.target.hidden_size,
             "candidates": corrector.candidates,
             "score_first": corrector.facts["score_first"],
+            "rms_inputs": corrector.facts["rms_inputs"],
             **corrector.sizes,
         }
         (inner / CONFIG).write_text(dump(fields), encoding="utf-8")
@@ -103,7 +104,9 @@ class DCOCOFolder(ZLab):
         first = required(
             config, "score_first", where, '"score_first": whether the first slot is scored given the anchor'
         )
-        part = corrector_part("DCOCO", {"score_first": first}, weights, integer(config, "candidates", where, 2))
+        scaled = required(config, "rms_inputs", where, '"rms_inputs": whether embeddings and states are scaled')
+        facts = {"score_first": first, "rms_inputs": scaled}
+        part = corrector_part("DCOCO", facts, weights, integer(config, "candidates", where, 2))
         for option, found in part.sizes.items():
             if integer(config, option, where) != found:
                 raise ValueError(

@@ -154,8 +154,8 @@ def test_dcoco_holds_a_drafter_that_loads_alone(tmp_path: Path) -> None:
     assert all(torch.equal(alone.weights[name], tensor) for name, tensor in before.weights.items())
     config = json.loads((tmp_path / "out/corrector/config.json").read_text())
     assert config == {
-        "architectures": ["DCOCODraftModel"], "format_version": 1, "hidden_size": 32, "candidates": 5,
-        "score_first": True, "width": 4, "pair_width": 6, "hidden": 9,
+        "architectures": ["DCOCODraftModel"], "format_version": 2, "hidden_size": 32, "candidates": 5,
+        "score_first": True, "rms_inputs": True, "width": 4, "pair_width": 6, "hidden": 9,
     }  # fmt: skip
 
 

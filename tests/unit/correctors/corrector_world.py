@@ -26,6 +26,7 @@ MAKERS = {
     "selector": lambda spec, **k: SelectorCorrector(spec, candidates=4, rank=6, **k),
     "selector_projected": lambda spec, **k: SelectorCorrector(spec, candidates=4, rank=6, codebooks=False, **k),
     "dcoco": lambda spec, **k: DCOCO(spec, candidates=4, width=5, pair_width=6, hidden=9, **k),
+    "dcoco_unscaled": lambda spec, **k: DCOCO(spec, 4, width=5, pair_width=6, hidden=9, rms_inputs=False, **k),
     "dcoco_first": lambda spec, **k: DCOCO(spec, 4, width=5, pair_width=6, hidden=9, score_first=True, **k),
 }
 NAMES = list(MAKERS)
@@ -130,9 +131,11 @@ def pair(
     if k == 0 and not corrector.score_first:
         return torch.tensor(0.0)
     before = hidden[max(k - 1, 0)]
-    c_a = corrector.token_proj(world.table[a]) + corrector.hidden_proj(before)
-    c_b = corrector.token_proj(world.table[b]) + corrector.hidden_proj(hidden[k])
-    r = corrector.pair_proj(torch.cat([before, hidden[k]]))
+    inputs = (before, hidden[k], world.table[a], world.table[b])
+    h_a, h_b, e_a, e_b = ((x / x.square().mean().sqrt() if corrector.rms_inputs else x) for x in inputs)
+    c_a = corrector.token_proj(e_a) + corrector.hidden_proj(h_a)
+    c_b = corrector.token_proj(e_b) + corrector.hidden_proj(h_b)
+    r = corrector.pair_proj(torch.cat([h_a, h_b]))
     logp_b = base[b_row] - base.logsumexp(0)
     rest = torch.stack([torch.as_tensor(logp_a), logp_b, base.max() - base[b_row]])
     x = torch.cat([c_a, c_b, c_a * c_b, r, rest])
