@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart test lint docs benchmarks ablation-dscout ablation-correctors clean
+.PHONY: install quickstart test kills lint docs benchmarks ablation-dscout ablation-correctors clean
 
 install: $(STAMP)
 
@@ -63,6 +63,11 @@ ablation-correctors: $(STAMP)
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# SIGKILL at KILLS random moments of each of training, regeneration and caching; what goes on must end as if nothing was
+KILLS ?= 20
+kills: $(STAMP)
+	HF_HUB_OFFLINE=1 SPECDRAFT_KILLS=$(KILLS) $(BIN)/python -m pytest -k kill
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

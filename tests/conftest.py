@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from time import monotonic
 
+import kills
 import pytest
 import torch
 
@@ -177,45 +176,5 @@ data:
 
 @pytest.fixture
 def kill_at_random(tmp_path: Path) -> Callable[..., int]:
-    """Run some work again and again in children that SIGKILL ends at random moments, ``SPECDRAFT_KILLS`` times in all.
-
-    ``work(folder)`` fills a folder and ``result(folder)`` reads what it made; ``check(folder)`` looks at what a killed
-    child has left. Whenever the work comes to its end the result must be that of a run that was never killed.
-    """
-
-    def run(work: Callable[[Path], None], result: Callable[[Path], object], check: Callable[[Path], None]) -> int:
-        draw, kills, finished = random.Random(0), 0, 0
-        wanted = int(os.environ.get("SPECDRAFT_KILLS", "5"))
-
-        def child(folder: Path, seconds: float | None) -> bool:
-            process = multiprocessing.get_context("fork").Process(target=work, args=(folder,))
-            process.start()
-            process.join(seconds)
-            if process.is_alive():
-                process.kill()
-                process.join()
-                return False
-            assert process.exitcode == 0
-            return True
-
-        whole = tmp_path / "whole"
-        whole.mkdir()
-        start = monotonic()
-        assert child(whole, None)
-        seconds, expected = monotonic() - start, result(whole)
-        while kills < wanted:
-            folder = tmp_path / f"killed-{finished}"
-            folder.mkdir(exist_ok=True)
-            if child(folder, draw.uniform(0.0, seconds)):
-                assert result(folder) == expected
-                finished += 1
-            else:
-                kills += 1
-                check(folder)
-        last = tmp_path / f"killed-{finished}"
-        last.mkdir(exist_ok=True)
-        assert child(last, None)
-        assert result(last) == expected
-        return kills
-
-    return run
+    """:func:`kills.kill_at_random` in a folder of its own."""
+    return partial(kills.kill_at_random, tmp_path)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from test_fit import scalars
 
 from specdraft.commands import encode_prompt, load_module
+from specdraft.correctors import DCOCO, Corrector, DominoCorrector, MarkovCorrector, SelectorCorrector
 from specdraft.decoding import (
     BlockPolicy,
     FixedBlock,
@@ -21,8 +25,10 @@ from specdraft.decoding import (
     StaticTable,
     autoregressive_decode,
     speculative_decode,
+    with_threshold,
 )
 from specdraft.tune.candidates import default_blocks, survival_is_nested
+from specdraft.types import TargetSpec
 
 Run = Callable[..., None]
 
@@ -117,6 +123,16 @@ def test_tune_and_its_policy(
         run_cli("fit", "--config", callback_with(tiny_config, "policy: policy.yaml"), "--trainer.logger.version=p")
     assert len([w for w in seen if "was made for" in str(w.message)]) == 1
 
+    # the callback decodes by it: every block has the size that the policy says
+    smaller = replace(table, choices={name: dict.fromkeys(levels, 2) for name, levels in table.choices.items()})
+    PolicyFile("StaticTable", file.made_for, (smaller,)).write(Path("policy.yaml"))
+    config = callback_with(tiny_config, "policy: policy.yaml")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="policy")
+        run_cli("validate", "--config", config, "--ckpt_path", last, "--trainer.logger.version=q")
+    values = scalars(tmp_path / "runs/tiny/q")
+    assert (values["decode/mean_block_size"], values["decode/lossless"]) == ([2.0], [1.0])
+
 
 def callback_with(config: Path, option: str) -> Path:
     path = config.with_name("with-policy.yaml")
@@ -124,7 +140,7 @@ def callback_with(config: Path, option: str) -> Path:
     return path
 
 
-def decode(module: Any, prompts: Path, policy: BlockPolicy | None, rows: int) -> Any:
+def decode(module: Any, prompts: Path, policy: BlockPolicy | None, rows: int, corrector: Any = None) -> Any:
     target = module.target
     lines = [json.loads(line) for line in prompts.read_text().splitlines()]
     requests = [
@@ -134,7 +150,7 @@ def decode(module: Any, prompts: Path, policy: BlockPolicy | None, rows: int) ->
     if policy is None:
         return autoregressive_decode(target, requests, concurrency=rows)
     return speculative_decode(
-        *(target, module.drafter, module.corrector, module.draft_head, requests),
+        *(target, module.drafter, corrector or module.corrector, module.draft_head, requests),
         mask_token_id=target.spec.mask_token_id,
         concurrency=rows,
         policy=policy,
@@ -164,6 +180,36 @@ def test_every_policy_is_lossless_on_a_model(run_cli: Run, last: Path, prompts: 
         plain = [r.tokens for r in decode(module, prompts, None, rows).results]
         for policy in policies:
             assert [r.tokens for r in decode(module, prompts, policy, rows).results] == plain, type(policy).__name__
+
+
+CORRECTORS: dict[str, Callable[[TargetSpec], Corrector]] = {
+    "vanilla": lambda spec: MarkovCorrector(spec, "vanilla", rank=6),
+    "gated": lambda spec: MarkovCorrector(spec, "gated", rank=6),
+    "rnn": lambda spec: MarkovCorrector(spec, "rnn", rank=6),
+    "rated": lambda spec: MarkovCorrector(spec, "vanilla", rank=6, confidence=True),
+    "domino": lambda spec: DominoCorrector(spec, hidden=7, rank=6),
+    "selector": lambda spec: SelectorCorrector(spec, candidates=5, rank=6),
+    "dcoco": lambda spec: DCOCO(spec, candidates=5),
+}
+
+
+def test_blocks_of_changing_sizes_are_lossless_with_every_corrector(last: Path, prompts: Path) -> None:
+    module = load_module(str(last), "cpu")
+    plain = {rows: [r.tokens for r in decode(module, prompts, None, rows).results] for rows in (1, 3)}
+    drafted = {}
+    for name, make in CORRECTORS.items():
+        torch.manual_seed(5)
+        corrector = make(module.target.spec)
+        corrector.bind(module.target.embed)
+        for parameter in corrector.parameters():
+            parameter.data = 0.5 * torch.randn(parameter.shape)
+        cut = with_threshold(corrector, 0.5 if name == "rated" else 0.0)
+        for rows in (1, 3):
+            for policy in (Scrambled(), FixedBlock(2), StaticTable({"all": {1: 3, 3: 2}})):
+                found = [r.tokens for r in decode(module, prompts, policy, rows, cut).results]
+                assert found == plain[rows], (name, rows, type(policy).__name__)
+        drafted[name] = decode(module, prompts, Scrambled(), 3, cut).mat
+    assert len(set(drafted.values())) > 1  # they do correct
 
 
 def test_mixed_horizons_and_several_depths(run_cli: Run, tiny_config: Path, prompts: Path, tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -48,6 +52,33 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     f"disk full while saving checkpoint {path}: {kept}; free space and resume with --ckpt_path",
                 ) from error
             raise
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        with damage_named(path):
+            return super().load_checkpoint(path, *args, **kwargs)
+
+
+@contextmanager
+def damage_named(path: Any) -> Iterator[None]:
+    """Say which file it is that torch cannot read, or that differs from what was written.
+
+    The archives have checksums, which torch does not compare.
+
+    Raises:
+        ValueError: If the file is cut, altered or none of torch's.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if (name := archive.testzip()) is not None:
+                    raise RuntimeError(f"checksum of {name}")
+        yield
+    except (RuntimeError, EOFError, UnpicklingError, zipfile.BadZipFile) as error:
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} is damaged or no checkpoint ({reason}); take another one, such as best.ckpt beside last.ckpt"
+        ) from error
 
 
 def _is_disk_full(error: BaseException, folder: Path) -> bool:

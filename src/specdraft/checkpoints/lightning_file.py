@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from specdraft.checkpoints.atomic import damage_named
 from specdraft.checkpoints.facts import KEY
 from specdraft.checkpoints.record import DFlashOptions, DraftCheckpoint, TargetFacts, Tensors, corrector_part
 
@@ -18,11 +19,12 @@ def load_content(path: str | Path) -> Content:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no checkpoint of specdraft.
+        ValueError: If it is damaged, or no checkpoint of specdraft.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    with damage_named(path):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or KEY not in content:
         raise ValueError(f"{path} is not a specdraft checkpoint: it has no {KEY!r} entry")
     return content

@@ -36,6 +36,7 @@ KINDS = {
     "SelectorCorrector": ("dflash2", "DFlash2DraftModel", "DFlash2SpeculatorConfig"),
 }
 CONVOLUTION_TAPS, CONVOLUTION_GROUP = 2, 16
+VERSION = "0.5.0"  # of the library whose fields these are
 
 
 class Speculators(Format):
@@ -113,6 +114,7 @@ class Speculators(Format):
         }
         fields: Config = {
             "speculators_model_type": kind,
+            "speculators_version": VERSION,
             "architectures": [architecture],
             "auto_map": {"": f"config.{config_class}"},
             "transformer_layer_config": layer_fields(checkpoint),

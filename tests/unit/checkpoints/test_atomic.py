@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from specdraft.checkpoints import AtomicCheckpointIO
+from specdraft.checkpoints.facts import KEY
+from specdraft.checkpoints.lightning_file import load_content
 from specdraft.scratch import scratch_of
 
 
@@ -104,3 +107,23 @@ def test_addresses_are_left_to_lightning(tmp_path: Path, monkeypatch: pytest.Mon
     AtomicCheckpointIO().save_checkpoint({"step": 1}, "memory://runs/last.ckpt")
     assert not list(tmp_path.iterdir())
     assert AtomicCheckpointIO().load_checkpoint("memory://runs/last.ckpt", weights_only=True) == {"step": 1}
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def altered(content: bytes) -> bytes:
+    place = content.index(bytes(range(1, 60)))
+    return content[:place] + b"\xff" + content[place + 1 :]
+
+
+@pytest.mark.parametrize("spoil", [cut, altered, lambda _: b"", lambda _: b"no archive"])
+def test_a_damaged_file_is_named(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({KEY: {}, "w": torch.arange(200, dtype=torch.uint8)}, path)
+    assert load_content(path)["w"][-1] == AtomicCheckpointIO().load_checkpoint(path)["w"][-1] == 199
+    path.write_bytes(spoil(path.read_bytes()))
+    for load in (load_content, AtomicCheckpointIO().load_checkpoint):
+        with pytest.raises(ValueError, match=r"last\.ckpt is damaged or no checkpoint \(.+\); take another one"):
+            load(path)
