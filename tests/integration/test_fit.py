@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,43 @@ def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp
     assert resumed["global_step"] == whole["global_step"] == 6
     for key, value in whole["state_dict"].items():
         torch.testing.assert_close(resumed["state_dict"][key], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("accumulate", "stop", "every"), [(1, 2, 6), (2, 4, 6), (2, 5, 1)])
+def test_sigterm_saves_whole_steps(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, accumulate: int, stop: int, every: int
+) -> None:
+    """The signal comes in batch ``stop``, with which step 2 is complete, or which belongs to step 3."""
+    text = tiny_config.read_text().replace("  callbacks:\n", "  callbacks:\n    - class_path: SaveOnSigterm\n")
+    text = text.replace("tap_norm: true}", "tap_norm: true, dropout: 0.1}")
+    tiny_config.write_text(text.replace("every_n_train_steps: 1,", f"every_n_train_steps: {every},"))
+    words = ("fit", "--config", tiny_config, f"--trainer.accumulate_grad_batches={accumulate}")
+    words += ("--trainer.val_check_interval=6",)
+    run_cli(*words, "--trainer.logger.version=whole")
+    from lightning.pytorch import Callback
+
+    class Terminated(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, place: int) -> None:
+            if place == stop - 1 and trainer.current_epoch == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    import specdraft.cli as cli
+
+    class Watched(cli.SpecDraftCLI):
+        def _instantiate_trainer(self, config: Any, callbacks: Any) -> Any:
+            return super()._instantiate_trainer(config, [*callbacks, Terminated()])
+
+    with pytest.raises(SystemExit):
+        Watched(args=[str(word) for word in words])
+    last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+    run_cli(*words, "--ckpt_path", last)
+    whole, resumed = (
+        torch.load(tmp_path / f"runs/tiny/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "v")
+    )
+    assert resumed["global_step"] == whole["global_step"] == 6
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(resumed["state_dict"][key], value), key
 
 
 def test_draft_vocabulary_is_chosen_stored_and_lossless(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:

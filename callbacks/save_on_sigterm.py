@@ -1,0 +1,53 @@
+"""What a machine that is taken away leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
+
+
+class SaveOnSigterm(Callback):
+    """Save where the run is when SIGTERM ends it, into the file that ``filename`` of a ``ModelCheckpoint`` names.
+
+    Lightning ends a run behind the batch during which the signal came. Between two batches of one optimiser step
+    (``accumulate_grad_batches``) nothing is saved, because checkpoints hold no gradients: the last checkpoint stays.
+    Under SLURM's requeueing Lightning itself saves on SIGUSR1 and goes on from there, and SIGTERM is passed over.
+
+    Args:
+        filename: File of the checkpoint, ``.ckpt`` left out; the one that the run resumes from.
+    """
+
+    def __init__(self, filename: str = "last") -> None:
+        self.filename = filename
+        self._step = 0
+        self._whole = False
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._step, self._whole = trainer.global_step, False
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._whole = trainer.global_step > self._step
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not isinstance(exception, SIGTERMException) or not trainer.training:
+            return
+        own = [
+            c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == self.filename
+        ]
+        if not own or own[0].dirpath is None:
+            return
+        path = Path(own[0].dirpath) / f"{self.filename}{own[0].FILE_EXTENSION}"
+        if self._whole:
+            trainer.save_checkpoint(path)
+            rank_zero_info(f"SIGTERM: saved step {trainer.global_step} to {path}; resume with --ckpt_path {path}")
+        else:
+            rank_zero_info(f"SIGTERM in the middle of an accumulated step: {path} stays as it was last saved")
