@@ -225,8 +225,11 @@ def _facts(place: Path, config: dict[str, Any], counts: Counts) -> dict[str, Any
 
 
 def differences(runs: list[Run]) -> list[str]:
-    """One line per fact in which the runs differ, naming the values."""
+    """One line per fact in which the runs differ, naming the values, or that some do not tell."""
     out = []
+    silent = [run.name for run in runs if "target" not in run.made_with]
+    if silent and len(runs) > 1:
+        out.append(f"config.yaml: missing in {', '.join(silent)}; nobody knows what they were measured with")
     for name in sorted({name for run in runs for name in run.made_with}):
         groups: dict[str, list[str]] = {}
         for run in runs:

@@ -20,6 +20,8 @@ from specdraft.checkpoints import (
     read_checkpoint,
     read_folder,
 )
+from specdraft.checkpoints.facts import KEY
+from specdraft.checkpoints.lightning_file import Content, load_content
 from specdraft.correctors import Corrector
 from specdraft.drafters import DFlash, Drafter
 from specdraft.module import DraftingModule
@@ -76,7 +78,37 @@ def inspect(path: str) -> None:
     Args:
         path: Checkpoint written by ``specdraft fit``, or an exported folder.
     """
+    content = load_content(path) if Path(path).is_file() else None
+    if content is not None and content[KEY]["drafter"]["class"] != "DFlash":
+        print(_facts_of(content, path))
+        return
     print(described(read_checkpoint(path), path))
+
+
+def _facts_of(content: Content, path: str) -> str:
+    """What the file of a drafter of another class says of itself."""
+    facts, state = content[KEY], content["state_dict"]
+    spec = facts["spec"]
+
+    def part(name: str) -> str:
+        known = facts.get(name) or {"class": "not named"}
+        said = ", ".join(f"{key} {value}" for key, value in known.items() if key != "class")
+        size = sum(tensor.numel() for key, tensor in state.items() if key.startswith(f"{name}."))
+        return f"{known['class']}{f': {said}' if said else ''}, {size:,} parameters"
+
+    reason = f"refused: the public formats hold DFlash drafters, not {facts['drafter']['class']}"
+    lines = [
+        ("format", f"specdraft ({path})"),
+        ("target", f"{spec['name']}: width {spec['hidden_size']}, vocabulary {spec['vocab_size']}, "
+                   f"{spec['num_layers']} layers"),
+        ("taps", f"{list(spec['taps'])} (outputs of these layers, HF hidden_states[i + 1])"),
+        ("mask token", str(spec["mask_token_id"])),
+        ("drafter", part("drafter")),
+        ("corrector", part("corrector")),
+        ("draft vocabulary", str(facts.get("draft_vocab_size") or "all")),
+        *((f"export {name}", reason) for name in sorted(FORMATS)),
+    ]  # fmt: skip
+    return "\n".join(f"{name:<18} {value}" for name, value in lines)
 
 
 def described(checkpoint: DraftCheckpoint, path: str) -> str:

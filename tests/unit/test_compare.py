@@ -69,6 +69,20 @@ def test_runs_measured_otherwise_are_told_apart(runs: Path, capsys: pytest.Captu
     assert "NOT comparable" in capsys.readouterr().out
 
 
+def test_another_target_is_told_apart_and_so_is_silence(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "none" / "version_0" / "config.yaml"
+    path.write_text(path.read_text().replace("some-target", "other-target"))
+    assert differences(read_runs([str(runs)])) == [
+        'target: "some-target" in dcoco/version_0; "other-target" in none/version_0'
+    ]
+    path.unlink()
+    (line,) = differences(read_runs([str(runs)]))
+    assert line.startswith("config.yaml: missing in none/version_0;")
+    compare(str(runs))
+    assert "NOT comparable" in capsys.readouterr().out
+    assert not differences(read_runs([str(runs / "none")]))
+
+
 def test_decoding_under_another_name_is_not_compared(runs: Path) -> None:
     path = runs / "none" / "version_0" / "config.yaml"
     second = "    - class_path: SpeculativeDecoding\n      init_args: {name: sampled, temperature: 1.0}\nmodel:"

@@ -286,3 +286,20 @@ def test_domino_folder_proposes_like_the_original(tiny_target: Path, tmp_path: P
             for m in (module, again)
         )
         assert torch.equal(one.tokens, other.tokens)
+
+
+def test_a_drafter_of_another_class_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"name": "t", "hidden_size": 8, "vocab_size": 30, "num_layers": 3, "taps": (0, 1), "mask_token_id": 5}
+    facts = {"spec": spec, "drafter": {"class": "Mine", "block_size": 4}, "corrector": {"class": "NoCorrector"}}
+    state = {"drafter.w": torch.zeros(8, 9), "draft_token_ids": torch.zeros(0, dtype=torch.int64)}
+    torch.save({"specdraft": facts, "state_dict": state}, tmp_path / "mine.ckpt")
+    inspect(str(tmp_path / "mine.ckpt"))
+    text = capsys.readouterr().out
+    for part in (
+        "t: width 8, vocabulary 30, 3 layers",
+        "Mine: block_size 4, 72 parameters",
+        "NoCorrector, 0",
+        "[0, 1]",
+    ):
+        assert part in text
+    assert text.count("refused: the public formats hold DFlash drafters, not Mine") == 4
