@@ -89,12 +89,16 @@ class DCOCO(LatticeCorrector):
         if hidden.device.type != "cpu":
             return None
         first, states, of_a, of_b = self._prepare(hidden, lattice, anchor)
+        # few rows: the number of calls decides, so each does as much as it can
+        known = torch.cat([states[:, :-1], of_a], -1)
+        weight = self.mlp_in.weight.split(self.sizes, 1)[2].T.expand(len(first), -1, -1)
+        last = self.mlp_out.weight[0]  # its bias shifts all candidates alike
         rows = torch.arange(len(first))
         path = [first.argmax(-1)]
         for t in range(states.shape[1] - 1):
-            product = states[rows, t, path[-1]][:, None] * states[:, t + 1]
-            correction = self._scored(product, of_a[rows, t, path[-1]][:, None], of_b[:, t])
-            path.append((lattice.logits[:, t + 1] + correction).argmax(-1))
+            state, before = known[rows, t, path[-1]][:, None].split((states.shape[-1], of_a.shape[-1]), -1)
+            inner = torch.baddbmm(of_b[:, t] + before, states[:, t + 1] * state, weight)
+            path.append((lattice.logits[:, t + 1] + F.silu(inner) @ last).argmax(-1))
         return torch.stack(path, 1)
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -152,8 +156,9 @@ class DCOCO(LatticeCorrector):
         logp_b = (lattice.logits - lattice.log_z[..., None]).to(a.dtype)
         gap_b = (lattice.top[..., None] - lattice.logits).to(a.dtype)
         w_a, w_b, _, w_pair, w_la, w_lb, w_gb = self.mlp_in.weight.split(self.sizes, 1)
-        of_a = F.linear(a, w_a) + logp_a.to(a.dtype)[..., None] * w_la[:, 0]
-        of_b = F.linear(b, w_b) + logp_b[..., None] * w_lb[:, 0] + gap_b[..., None] * w_gb[:, 0]
+        of_a = torch.addcmul(F.linear(a, w_a), logp_a.to(a.dtype)[..., None], w_la[:, 0])
+        of_b = torch.addcmul(F.linear(b, w_b), logp_b[..., None], w_lb[:, 0])
+        of_b = torch.addcmul(of_b, gap_b[..., None], w_gb[:, 0])
         return of_a + F.linear(pair, w_pair, self.mlp_in.bias)[..., None, :], of_b
 
     def _scored(self, product: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from specdraft.types import RoundTiming, TargetSpec
 Decode = Callable[[list[Request]], DecodeResult]
 
 
-TURNS = 4
+TURNS = 16
 # a row of the batch decodes at least as many requests in a share, so that it seldom runs empty
 REQUESTS_PER_ROW = 4
 
