@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,8 +32,10 @@ class SaveOnSigterm(Callback):
         self._step, self._whole = trainer.global_step, False
 
     @override
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._whole = trainer.global_step > self._step
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, place: int) -> None:
+        # a step that was skipped is over as well
+        ended = (place + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        self._whole = trainer.global_step > self._step or ended
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -45,7 +46,7 @@ class SaveOnSigterm(Callback):
         ]
         if not own or own[0].dirpath is None:
             return
-        path = Path(own[0].dirpath) / f"{self.filename}{own[0].FILE_EXTENSION}"
+        path = f"{own[0].dirpath}/{self.filename}.ckpt"  # maybe an address such as s3://...
         if self._whole:
             trainer.save_checkpoint(path)
             rank_zero_info(f"SIGTERM: saved step {trainer.global_step} to {path}; resume with --ckpt_path {path}")

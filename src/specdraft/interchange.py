@@ -122,6 +122,8 @@ def described(checkpoint: DraftCheckpoint, path: str) -> str:
     size = sum(tensor.numel() for tensor in checkpoint.weights.values())
     extras = [name for name in ("tap_norm", "layer_fusion", "causal") if getattr(options, name)]
     extras += [] if options.sliding_window is None else [f"sliding_window {options.sliding_window}"]
+    if options.conv_kernel_size:
+        extras.append(f"conv_kernel_size {options.conv_kernel_size}, conv_group_size {options.conv_group_size}")
     choices = {**corrector.facts, **corrector.sizes}
     if corrector.candidates is not None:
         choices["candidates"] = corrector.candidates

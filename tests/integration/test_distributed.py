@@ -23,6 +23,8 @@ SHARDED = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 EVERY_ANCHOR = "--model.objective.init_args.num_anchors=64"
 EQUAL = [EVERY_ANCHOR, "--trainer.max_steps=10", "--trainer.val_check_interval=5", "--data.init_args.max_rows=18"]
 EQUAL += ["--model.corrector=DCOCO", "--model.corrector.candidates=4"]
+# one rate, so that a run that goes on is one that never stopped
+EQUAL += ["--model.lr_scheduler=CosineWithWarmup", "--model.lr_scheduler.warmup=0", "--model.lr_scheduler.final=1"]
 BARREN = [EVERY_ANCHOR, "--data.init_args.min_labels=1", "--trainer.max_steps=6", "--trainer.val_check_interval=6"]
 
 
@@ -66,6 +68,7 @@ class Runs:
         more = [*fit, *EQUAL, "--trainer.max_steps=12", "--trainer.val_check_interval=2", "--ckpt_path"]
         self.words = {
             "equal": [*fit, *EQUAL],
+            "unbroken": more[:-1],
             "resumed": [*more, last],
             "resumed-sharded": [*more, str(self.runs / "sharded/checkpoints/last.ckpt")],
             "barren": [*fit, *BARREN, *data],
@@ -84,6 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, chat_file:
         [*out.words["one_prompt"], *TWO, "--trainer.logger.version=validated"],
         [*out.words["equal"], *SHARDED, "--data.init_args.batch_size=2", "--trainer.logger.version=sharded"],
         [*out.words["one_prompt"], *SHARDED, "--trainer.logger.version=validated-sharded"],
+        [*out.words["unbroken"], *TWO, "--data.init_args.batch_size=2", "--trainer.logger.version=unbroken"],
         [*out.words["resumed"], *TWO, "--data.init_args.batch_size=2", "--trainer.logger.version=resumed"],
         [*out.words["resumed-sharded"], *SHARDED, "--data.init_args.batch_size=2", "--trainer.logger.version=again"],
     ]
@@ -93,7 +97,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, chat_file:
     # a rank that waits for the other for ever is a failure, not a stuck suite
     done = subprocess.run(
         [*command, str(HERE / "rank_runs.py"), str(folder / "plan.json")],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return out
@@ -150,6 +154,9 @@ def test_both_strategies_resume(runs: Runs) -> None:
     assert len(whole["train/loss"]) == 2
     same(whole, sharded, "train/loss", "val/loss")
     expected = weights(runs.runs / "resumed")
+    unbroken = weights(runs.runs / "unbroken")
+    for key, value in expected.items():
+        torch.testing.assert_close(value, unbroken[key], rtol=0, atol=1e-7)
     for key, value in weights(runs.runs / "again").items():
         torch.testing.assert_close(value, expected[key], rtol=0, atol=1e-4)
 

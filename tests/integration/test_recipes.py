@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
+
+from specdraft.types import DraftBatch
 
 ROOT = Path(__file__).parents[2] / "experiments"
 PRESETS = sorted((ROOT / "parts").glob("objective_*.yaml"))
@@ -48,6 +54,58 @@ def test_preset_trains(run_cli: Run, tiny_config: Path, tmp_path: Path, preset: 
 def test_overlay_trains_under_its_own_name(run_cli: Run, tiny_config: Path, tmp_path: Path, overlay: Path) -> None:
     run_cli("fit", "--config", tiny_config, "--config", overlay)
     check(scalars(tmp_path / "runs" / overlay.stem / "v"))
+
+
+SUM = {"class_path": "WeightedSum", "init_args": {"terms": ["CrossEntropy", "LKHybrid"], "weights": [0.5, 1.0]}}
+LK = {"class_path": "AcceptedLength", "init_args": {"weight": 2.0, "prediction": "NegativeLogAcceptance"}}
+OVERLAP = {"class_path": "AcceptanceWeighted", "init_args": {"score": "overlap", "form": "suffix_sum"}}
+PRODUCT = {"class_path": "WeightProduct", "init_args": {"factors": ["ExponentialDecay", OVERLAP]}}
+
+
+@pytest.mark.parametrize(
+    ("options", "classes"),
+    [
+        (
+            {"prediction": "NegativeLogAcceptance", "weighting": OVERLAP},
+            ("NegativeLogAcceptance", "AcceptanceWeighted"),
+        ),
+        ({"prediction": SUM, "weighting": PRODUCT, "terms": [LK]}, ("WeightedSum", "WeightProduct")),
+    ],
+    ids=["acceptance", "sums"],
+)
+def test_parts_combine_in_yaml(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, options: dict[str, Any], classes: tuple[str, str]
+) -> None:
+    overlay = tmp_path / "parts.yaml"
+    overlay.write_text(json.dumps({"model": {"objective": {"class_path": "Objective", "init_args": options}}}))
+    run_cli("fit", "--config", tiny_config, "--config", overlay)
+    check(scalars(tmp_path / "runs/tiny/v"))
+    written = yaml.safe_load((tmp_path / "runs/tiny/v/config.yaml").read_text())["model"]["objective"]["init_args"]
+    found = tuple(written[name]["class_path"].rsplit(".", 1)[-1] for name in ("prediction", "weighting"))
+    assert found == classes
+    assert len(written["terms"] or []) == len(options.get("terms", []))
+
+
+def test_shares_of_the_makefile_are_what_the_overlays_supervise() -> None:
+    """Supervised slots against the base with blocks of 8 that draft from the anchor, long rows, many anchors."""
+    from specdraft.cli import configured
+
+    makefile = (ROOT.parent / "Makefile").read_text()
+    wanted = {name: int(share) for name, share in re.findall(r"PERCENT_(\w+) := (\d+)", makefile)}
+    assert set(wanted) == {path.stem for path in OVERLAYS}
+    rows, length = 8, 400
+    tokens = torch.arange(rows * length).view(rows, length) % 40
+    positions = torch.arange(length).expand(rows, length)
+    batch = DraftBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), positions)
+    slots = {}
+    for overlay in OVERLAYS:
+        module, _, _ = configured(["--config", str(ROOT / "quickstart.yaml"), "--config", str(overlay)])
+        module.objective.num_anchors = 200
+        generator = torch.Generator().manual_seed(0)
+        blocks = module.objective.blocks(batch, block_size=8, first_slot=0, mask_token_id=0, generator=generator)
+        slots[overlay.stem] = int(blocks.supervised.sum())
+    for name, count in slots.items():
+        assert 100 * count / slots["dscout_1_base"] == pytest.approx(wanted[name], abs=2.5), name
 
 
 @pytest.mark.parametrize("preset", ["dpace", "l2r"])

@@ -62,6 +62,12 @@ def published(folder: Path, **nested: Any) -> dict[str, Tensor]:
         "tie_word_embeddings": False,
         "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "sample_from_anchor": False, **nested},
     }
+    if taps := nested.get("conv_kernel_size"):
+        for i in range(LAYERS):
+            for part in ("attention_conv", "mlp_conv"):
+                tensors[f"layers.{i}.{part}.base_kernel"] = 0.5 * torch.randn(2, taps, H)
+                rows = 2 * taps * H // nested["conv_group_size"]
+                tensors[f"layers.{i}.{part}.kernel_projection.weight"] = 0.1 * torch.randn(rows, H)
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -78,6 +84,21 @@ def rotated(x: Tensor, position: int) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
 
 
+def convolved(x: Tensor, source: Tensor, w: dict[str, Tensor], part: str, side: int) -> Tensor:
+    """DFlash 2: ``y_t = sum_i (b_i + d_t,i) x_(t-i)`` with d from the sublayer's normed input; x if there is none."""
+    if f"{part}.base_kernel" not in w:
+        return x
+    base = w[f"{part}.base_kernel"]
+    rows = w[f"{part}.kernel_projection.weight"].view(2, base.shape[1], -1, H)
+    group = H // rows.shape[2]
+    out = torch.zeros_like(x)
+    for t in range(len(x)):
+        for i in range(min(base.shape[1], t + 1)):
+            dynamic = (rows[side, i] @ source[t]).repeat_interleave(group)
+            out[t] += (base[side, i] + dynamic) * x[t - i]
+    return out
+
+
 def reference(t: dict[str, Tensor], features: Tensor, block: Tensor) -> Tensor:
     """Hidden states of one block from the published definition, position by position and head by head.
 
@@ -88,7 +109,8 @@ def reference(t: dict[str, Tensor], features: Tensor, block: Tensor) -> Tensor:
     n, x = len(context), block
     for i in range(LAYERS):
         w = {name.removeprefix(f"layers.{i}."): value for name, value in t.items() if name.startswith(f"layers.{i}.")}
-        inner = norm(x, w["input_layernorm.weight"])
+        source = norm(x, w["input_layernorm.weight"])
+        inner = convolved(source, source, w, "attention_conv", 0)
         both = torch.cat([context, inner])
         keys = (both @ w["self_attn.k_proj.weight"].T).view(len(both), KV, D)
         values = (both @ w["self_attn.v_proj.weight"].T).view(len(both), KV, D)
@@ -100,16 +122,20 @@ def reference(t: dict[str, Tensor], features: Tensor, block: Tensor) -> Tensor:
                 q = rotated(norm(queries[s, h], w["self_attn.q_norm.weight"]), n + s)
                 ks = torch.stack([rotated(norm(keys[j, g], w["self_attn.k_norm.weight"]), j) for j in range(len(both))])
                 out[s, h] = (ks @ q / D**0.5).softmax(0) @ values[:, g]
-        x = x + out.flatten(1) @ w["self_attn.o_proj.weight"].T
-        inner = norm(x, w["post_attention_layernorm.weight"])
+        x = x + convolved(out.flatten(1) @ w["self_attn.o_proj.weight"].T, source, w, "attention_conv", 1)
+        source = norm(x, w["post_attention_layernorm.weight"])
+        inner = convolved(source, source, w, "mlp_conv", 0)
         gate = torch.nn.functional.silu(inner @ w["mlp.gate_proj.weight"].T) * (inner @ w["mlp.up_proj.weight"].T)
-        x = x + gate @ w["mlp.down_proj.weight"].T
+        x = x + convolved(gate @ w["mlp.down_proj.weight"].T, source, w, "mlp_conv", 1)
     return norm(x, t["norm.weight"])
 
 
+@pytest.mark.parametrize("nested", [{}, {"conv_kernel_size": 2, "conv_group_size": 16}], ids=["DFlash", "DFlash 2"])
 @torch.no_grad()
-def test_slot_logits_equal_those_of_the_published_definition(tiny_target: Path, tmp_path: Path) -> None:
-    tensors = {name: value.double() for name, value in published(tmp_path / "drafter").items()}
+def test_slot_logits_equal_those_of_the_published_definition(
+    nested: dict[str, Any], tiny_target: Path, tmp_path: Path
+) -> None:
+    tensors = {name: value.double() for name, value in published(tmp_path / "drafter", **nested).items()}
     module = module_from_folder(str(tmp_path / "drafter"), target=str(tiny_target))
     assert isinstance(module.drafter, DFlash)
     prompt = torch.tensor([[7, 20, 31, 8, 15]])

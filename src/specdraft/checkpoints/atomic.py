@@ -74,6 +74,8 @@ def damage_named(path: Any) -> Iterator[None]:
                 if (name := archive.testzip()) is not None:
                     raise RuntimeError(f"checksum of {name}")
         yield
+    except torch.OutOfMemoryError:  # a RuntimeError too
+        raise
     except (RuntimeError, EOFError, UnpicklingError, zipfile.BadZipFile) as error:
         reason = str(error).split("\n")[0] or type(error).__name__
         raise ValueError(

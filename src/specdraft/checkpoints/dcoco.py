@@ -95,8 +95,12 @@ class DCOCOFolder(ZLab):
         checkpoint = super().load(folder)
         inner = folder / FOLDER
         config, where = read_config(inner), str(inner / CONFIG)
-        if config.get("format_version") != VERSION:
-            raise ValueError(f"{where}: format_version is {config.get('format_version')!r}; specdraft reads {VERSION}")
+        if config.get("format_version") not in (1, VERSION):
+            raise ValueError(
+                f"{where}: format_version is {config.get('format_version')!r}; specdraft reads 1 and {VERSION}"
+            )
+        if config["format_version"] == 1:  # before inputs were scaled
+            config = {**config, "rms_inputs": False}
         weights = read_tensors(inner)
         if set(weights) != set(TENSORS):
             odd = sorted(set(weights) ^ set(TENSORS))[0]

@@ -39,8 +39,8 @@ def check_facts(found: dict[str, Any], wanted: dict[str, Any], path: str) -> Non
             _same(f"target {fact}", facts["spec"][fact], wanted["spec"][fact], path, "model.target")
     if facts.get("scales") and wanted.get("scales") and not _close(facts["scales"], wanted["scales"]):
         _same("target scaling", facts["scales"], wanted["scales"], path, "model.target")
-    for fact in wanted["drafter"]:
-        _same(f"drafter {fact}", facts["drafter"].get(fact), wanted["drafter"][fact], path, "model.drafter")
+    for fact in {**wanted["drafter"], **facts["drafter"]}:
+        _same(f"drafter {fact}", facts["drafter"].get(fact), wanted["drafter"].get(fact), path, "model.drafter")
     _same("draft_vocab_size", facts["draft_vocab_size"], wanted["draft_vocab_size"], path, "model")
 
 

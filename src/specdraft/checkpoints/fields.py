@@ -229,6 +229,16 @@ def target_facts(
     )
 
 
+def convolutions(config: Mapping[str, Any], where: str, trained: bool) -> dict[str, Any]:
+    """Options of DFlash 2's convolutions, none unless they are trained.
+
+    Raises:
+        ValueError: If a field is missing.
+    """
+    names = ("conv_kernel_size", "conv_group_size") if trained else ()
+    return {name: integer(config, name, where, 1) for name in names}
+
+
 def check_backbone(tensors: Tensors, options: DFlashOptions, target: TargetFacts, where: str) -> Tensors:
     """The drafter's own tensors, all there and of the shapes that the fields imply.
 
@@ -271,6 +281,10 @@ def _shapes(options: DFlashOptions, target: TargetFacts) -> dict[str, tuple[int,
         "hidden_norm.weight": (size,),
         "norm.weight": (size,),
     }
+    if taps := options.conv_kernel_size:
+        rows = 2 * taps * size // options.conv_group_size
+        for part in ("attention_conv", "mlp_conv"):
+            layer |= {f"{part}.base_kernel": (2, taps, size), f"{part}.kernel_projection.weight": (rows, size)}
     for index in range(options.num_layers):
         out.update({f"layers.{index}.{name}": shape for name, shape in layer.items()})
     return out

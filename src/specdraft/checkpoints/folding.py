@@ -55,23 +55,17 @@ def identity_convolutions(num_layers: int, hidden_size: int, like: Tensor, taps:
     return out
 
 
-def without_convolutions(tensors: Tensors) -> Tensors:
+def without_identities(tensors: Tensors) -> tuple[Tensors, bool]:
     """Leave out convolutions that change nothing.
 
-    Raises:
-        ValueError: If one of them changes something: specdraft's DFlash has no convolutions.
+    Returns:
+        The tensors, and whether convolutions are left among them, which is all or none.
     """
-    out: Tensors = {}
-    for name, tensor in tensors.items():
-        if not any(f".{part}." in name for part in CONVOLUTIONS):
-            out[name] = tensor
-            continue
-        same = torch.zeros_like(tensor)
+    rest = {name: t for name, t in tensors.items() if not any(f".{part}." in name for part in CONVOLUTIONS)}
+    for name in tensors.keys() - rest.keys():
+        same = torch.zeros_like(tensors[name])
         if name.endswith("base_kernel"):
             same[:, 0] = 1
-        if not torch.equal(tensor, same):
-            raise ValueError(
-                f"{name} is a trained convolution of DFlash 2, and specdraft's DFlash has none; "
-                "only drafters whose convolutions are the identity can be loaded"
-            )
-    return out
+        if not torch.equal(tensors[name], same):
+            return tensors, True
+    return rest, False

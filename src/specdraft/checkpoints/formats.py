@@ -44,6 +44,7 @@ class Format(ABC):
         heads: Correctors that it has, each with our and the public names of its tensors.
         elsewhere: Where to turn with some of the other correctors.
         sizes_vocabulary: Whether the format has a draft vocabulary.
+        convolutions: Whether the format has DFlash 2's convolutions.
     """
 
     name: ClassVar[str]
@@ -51,6 +52,7 @@ class Format(ABC):
     heads: ClassVar[dict[str, dict[str, str]]]
     elsewhere: ClassVar[dict[str, str]] = {}
     sizes_vocabulary: ClassVar[bool] = False
+    convolutions: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, folder: Path, config: Mapping[str, Any]) -> bool:
@@ -99,6 +101,8 @@ class Format(ABC):
                 "layer_fusion: the format has one context for all layers, and these layers mix the taps differently; "
                 "train with layer_fusion: false"
             )
+        if options.conv_kernel_size and not self.convolutions:
+            out.append("conv_kernel_size: the format has no convolutions; train with conv_kernel_size: 0")
         if checkpoint.draft_token_ids is not None and not self.sizes_vocabulary:
             out.append("draft_vocab_size: the format has no draft vocabulary; train with draft_vocab_size: null")
         if target.num_layers is not None and target.num_layers - 1 in target.taps:

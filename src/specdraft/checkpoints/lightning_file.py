@@ -55,9 +55,11 @@ def from_content(content: Content, where: str) -> DraftCheckpoint:
     notes = [] if "scales" in facts else ["written before the target's scaling was stored; taken for none"]
     if known.get("confidence"):
         notes.append("the confidence head is left out: it only shortens drafts, and no format has its temperatures")
+    # what later versions of a corrector added, as it was before
+    earlier: dict[str, Any] = {"rms_inputs": False} if known["class"] == "DCOCO" else {}
     corrector = corrector_part(
         known["class"],
-        {name: value for name, value in known.items() if name not in ("class", "confidence")},
+        earlier | {name: value for name, value in known.items() if name not in ("class", "confidence")},
         {name: value for name, value in _under(state, "corrector.").items() if not name.startswith("confidence.")},
         _candidates(content),
     )
@@ -123,6 +125,8 @@ def _options(facts: dict[str, Any], weights: Tensors, eps: float) -> DFlashOptio
         sliding_window=stored["sliding_window"],
         tap_norm=any(name.startswith("tap_norms.") for name in weights),
         layer_fusion="tap_mix" in weights,
+        conv_kernel_size=stored.get("conv_kernel_size", 0),
+        conv_group_size=stored.get("conv_group_size", 16),
     )
 
 

@@ -54,6 +54,8 @@ class DFlashOptions:
     sliding_window: int | None = None
     tap_norm: bool = False
     layer_fusion: bool = False
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
 
     def init_args(self) -> dict[str, Any]:
         """Keyword arguments of the class; the epsilon is the spec's."""
@@ -63,7 +65,8 @@ class DFlashOptions:
 
     def facts(self) -> dict[str, Any]:
         """As :func:`specdraft.checkpoints.facts.checkpoint_facts` writes the drafter."""
-        names = ("block_size", "sample_from_anchor", "causal", "sliding_window", "rope_parameters")
+        names = ["block_size", "sample_from_anchor", "causal", "sliding_window", "rope_parameters"]
+        names += ["conv_kernel_size", "conv_group_size"] if self.conv_kernel_size else []
         return {"class": "DFlash", **{name: getattr(self, name) for name in names}}
 
 

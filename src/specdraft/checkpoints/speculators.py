@@ -14,6 +14,7 @@ from specdraft.checkpoints.dspark import anchors, markov_fields, read_markov
 from specdraft.checkpoints.fields import (
     Config,
     check_backbone,
+    convolutions,
     integer,
     layer_fields,
     layer_ids,
@@ -23,7 +24,7 @@ from specdraft.checkpoints.fields import (
     slots,
     target_facts,
 )
-from specdraft.checkpoints.folding import identity_convolutions, without_convolutions
+from specdraft.checkpoints.folding import identity_convolutions, without_identities
 from specdraft.checkpoints.formats import Format, FrozenRows
 from specdraft.checkpoints.heads import MARKOV, NONE, SELECTOR, take
 from specdraft.checkpoints.record import CorrectorPart, DFlashOptions, DraftCheckpoint, Tensors, corrector_part
@@ -43,7 +44,8 @@ class Speculators(Format):
     """``speculators_model_type``; taps are HF indices (ours + 1), the layers lie in ``transformer_layer_config``.
 
     A reduced draft vocabulary is ``d2t`` ``[D]`` int64, what to add to a row to get its target id, and ``t2d``
-    ``[V]`` bool, with the reduced head. DFlash 2 always has convolutions there: ours are written as the identity.
+    ``[V]`` bool, with the reduced head. DFlash 2 always has convolutions there: a drafter without them gets the
+    identity.
     """
 
     name = "speculators"
@@ -58,6 +60,7 @@ class Speculators(Format):
         "DominoCorrector": "export with --format zlab",
     }
     sizes_vocabulary = True
+    convolutions = True
 
     @override
     def recognises(self, folder: Path, config: Mapping[str, Any]) -> bool:
@@ -74,11 +77,15 @@ class Speculators(Format):
         if corrector.name == "SelectorCorrector":
             if checkpoint.draft_token_ids is not None:
                 out.append("draft_vocab_size with a selector: its codebooks have a row per token of the target")
-            if target.hidden_size % CONVOLUTION_GROUP or options.block_size < CONVOLUTION_TAPS:
+            if not options.conv_kernel_size and (
+                target.hidden_size % CONVOLUTION_GROUP or options.block_size < CONVOLUTION_TAPS
+            ):
                 out.append(
                     f"DFlash 2 has convolutions there, whose {CONVOLUTION_GROUP} channels per group must divide the "
                     f"width {target.hidden_size}"
                 )
+        elif options.conv_kernel_size:
+            out.append(f"conv_kernel_size, {corrector.name}: only DFlash 2, with a selector, has convolutions there")
         if corrector.facts.get("kind") == "rnn" and not options.sample_from_anchor:
             out.append("an rnn Markov head with sample_from_anchor: false: its state would start one slot earlier")
         if options.causal and options.sliding_window is None:
@@ -141,8 +148,8 @@ class Speculators(Format):
             fields |= {
                 "selector_rank": corrector.facts["rank"],
                 "selector_top_k": corrector.candidates,
-                "conv_kernel_size": CONVOLUTION_TAPS,
-                "conv_group_size": CONVOLUTION_GROUP,
+                "conv_kernel_size": options.conv_kernel_size or CONVOLUTION_TAPS,
+                "conv_group_size": options.conv_group_size if options.conv_kernel_size else CONVOLUTION_GROUP,
             }
         return fields
 
@@ -150,7 +157,7 @@ class Speculators(Format):
     def head_tensors(self, checkpoint: DraftCheckpoint, rows: FrozenRows | None) -> Tensors:
         corrector, target, ids = checkpoint.corrector, checkpoint.target, checkpoint.draft_token_ids
         out = super().head_tensors(checkpoint, rows)
-        if corrector.name == "SelectorCorrector":
+        if corrector.name == "SelectorCorrector" and not checkpoint.drafter.conv_kernel_size:
             like = checkpoint.weights["fc.weight"]
             layers = checkpoint.drafter.num_layers
             out |= identity_convolutions(layers, target.hidden_size, like, CONVOLUTION_TAPS, CONVOLUTION_GROUP)
@@ -169,13 +176,15 @@ class Speculators(Format):
         if config.get("target_hidden_size") not in (None, layer_config["hidden_size"]):
             raise ValueError(f"{where}: target_hidden_size differs from the drafter's width; specdraft's are equal")
         ids, tensors = _vocabulary(config, tensors, layer_config["vocab_size"], where)
-        corrector, tensors, notes = _head(config, tensors, where)
+        tensors, trained = without_identities(tensors)
+        corrector, tensors, notes = _head(config, tensors, where, trained)
         sliding = layers["sliding_window"] is not None
         options = DFlashOptions(
             **layers,
             block_size=integer(config, "block_size", where),
             sample_from_anchor=slots(config, where),
             causal=sliding and not config.get("sliding_window_non_causal", False),
+            **convolutions(config, where, trained),
         )
         taps = layer_ids(config, "aux_hidden_state_layer_ids", where, 1, None)
         mask = mask_token(config, where, layer_config["vocab_size"])
@@ -200,7 +209,9 @@ def _vocabulary(config: Mapping[str, Any], tensors: Tensors, vocab: int, where: 
     return ids, rest
 
 
-def _head(config: Mapping[str, Any], tensors: Tensors, where: str) -> tuple[CorrectorPart, Tensors, tuple[str, ...]]:
+def _head(
+    config: Mapping[str, Any], tensors: Tensors, where: str, convolved: bool
+) -> tuple[CorrectorPart, Tensors, tuple[str, ...]]:
     kind = required(
         config, "speculators_model_type", where, '"speculators_model_type": "dflash", "dspark" or "dflash2"'
     )
@@ -209,10 +220,10 @@ def _head(config: Mapping[str, Any], tensors: Tensors, where: str) -> tuple[Corr
     if kind == "dspark":
         return read_markov(config, tensors, where)
     if kind == "dflash2":
-        mine, rest = take(without_convolutions(tensors), SELECTOR)
+        mine, rest = take(tensors, SELECTOR)
         facts = {"rank": integer(config, "selector_rank", where), "codebooks": True}
         part = corrector_part("SelectorCorrector", facts, mine, integer(config, "selector_top_k", where, 2))
-        return part, rest, ("the convolutions are the identity and left out",)
+        return part, rest, () if convolved else ("the convolutions are the identity and left out",)
     if kind != "dflash":
         raise ValueError(
             f"{where}: speculators_model_type {kind!r} is unknown; specdraft reads dflash, dspark, dflash2"

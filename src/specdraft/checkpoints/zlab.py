@@ -12,6 +12,7 @@ from specdraft.checkpoints.fields import (
     Config,
     agreed,
     check_backbone,
+    convolutions,
     integer,
     layer_fields,
     layer_ids,
@@ -21,7 +22,7 @@ from specdraft.checkpoints.fields import (
     slots,
     target_facts,
 )
-from specdraft.checkpoints.folding import without_convolutions
+from specdraft.checkpoints.folding import without_identities
 from specdraft.checkpoints.formats import Format
 from specdraft.checkpoints.heads import DOMINO, NONE, SELECTOR, take
 from specdraft.checkpoints.record import CorrectorPart, DFlashOptions, DraftCheckpoint, Tensors, corrector_part
@@ -37,11 +38,12 @@ class ZLab(Format):
     """``config.json`` with a ``dflash_config``; taps are numbered as here (output of layer ``i``).
 
     The slot convention is ``dflash_config.sample_from_anchor``, for Domino ``shift_label``. Published DFlash drafters
-    leave it out; it has to be added to their ``config.json`` once, as the error says. DFlash 2 is read and written
-    without its convolutions: the selector alone, and convolutions only where they are the identity.
+    leave it out; it has to be added to their ``config.json`` once, as the error says. Convolutions of DFlash 2 that are
+    the identity are left out in reading.
     """
 
     name = "zlab"
+    convolutions = True
     origin = "z-lab, SGLang, vLLM"
     heads: ClassVar[dict[str, dict[str, str]]] = {
         "NoCorrector": NONE,
@@ -62,6 +64,8 @@ class ZLab(Format):
         out = selector_refusals(checkpoint.corrector)
         if checkpoint.corrector.name == "DominoCorrector" and checkpoint.drafter.block_size < 2:
             out.append(f"block_size {checkpoint.drafter.block_size}: Domino's loaders need at least 2")
+        if checkpoint.corrector.name == "DominoCorrector" and checkpoint.drafter.conv_kernel_size:
+            out.append("conv_kernel_size: Domino's loaders have no convolutions")
         return out
 
     @override
@@ -75,6 +79,8 @@ class ZLab(Format):
             out.append(
                 "SGLang refuses sample_from_anchor: true in this format, and vLLM reads it in recent versions only"
             )
+        if options.conv_kernel_size and corrector != "SelectorCorrector":
+            out.append("DFlash 2's convolutions without its selector: not known to be loaded by any engine")
         if corrector == "DominoCorrector":
             out.append("vLLM has no Domino; SGLang does")
         return out
@@ -105,10 +111,12 @@ class ZLab(Format):
             nested["sample_from_anchor"] = options.sample_from_anchor
         if corrector.name == "SelectorCorrector":
             nested |= {"selector_rank": corrector.facts["rank"], "selector_top_k": corrector.candidates}
+        if options.conv_kernel_size:
+            nested |= {"conv_kernel_size": options.conv_kernel_size, "conv_group_size": options.conv_group_size}
         for ours, theirs in SCALES.items():
             if target.scales.get(ours) not in (None, 1.0):
                 nested[theirs] = target.scales[ours]
-        second = corrector.name == "SelectorCorrector"
+        second = corrector.name == "SelectorCorrector" or options.conv_kernel_size > 0
         fields: Config = {
             **layer_fields(checkpoint),
             "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
@@ -130,7 +138,8 @@ class ZLab(Format):
         layers = read_layers(config, where, nested.get("swa_window_size") if nested.get("use_swa") else None)
         if nested.get("use_swa") and layers["sliding_window"] is None:
             required(nested, "swa_window_size", f"{inner}: use_swa is true, but it", '"swa_window_size": its tokens')
-        corrector, tensors = self.read_head(nested, without_convolutions(tensors), inner)
+        tensors, trained = without_identities(tensors)
+        corrector, tensors = self.read_head(nested, tensors, inner)
         count = agreed(where, "num_target_layers", nested.get("num_target_layers"), config.get("num_target_layers"))
         block = agreed(where, "block_size", nested.get("block_size"), config.get("block_size"))
         causal = agreed(where, "causal", nested.get("causal"), config.get("is_causal"))
@@ -140,6 +149,7 @@ class ZLab(Format):
             sample_from_anchor=_slots(nested, inner),
             # without a word, sliding layers are causal and full ones are not, as the engines have it
             causal=layers["sliding_window"] is not None if causal is None else bool(causal),
+            **convolutions(nested, inner, trained),
         )
         taps = layer_ids(nested, "target_layer_ids", inner, 0, count)
         mask = mask_token(nested, inner, config["vocab_size"])

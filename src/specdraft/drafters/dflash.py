@@ -15,6 +15,7 @@ from specdraft.drafters.automatic_attention import AutomaticAttention
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.block_attention import BlockAttention
 from specdraft.drafters.block_layout import BlockLayout
+from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.layers import KeysValues, Layer, Projections, RMSNorm
 from specdraft.drafters.rope import RotaryEmbedding
 from specdraft.types import TargetSpec
@@ -50,6 +51,9 @@ class DFlash(Drafter):
         head_dim: Width of a head; None takes the target's.
         intermediate_size: Width of the MLP; None takes the target's.
         rope_parameters: Rotary embedding as transformers names it; None takes the target's.
+        conv_kernel_size: Slots that DFlash 2's convolutions around attention and MLP see, the own one included (2 as
+            published); 0 for none. See :class:`specdraft.drafters.convolution.BlockConvolution`.
+        conv_group_size: Channels that share a dynamic kernel of theirs.
         init_std: Standard deviation of the initial linear weights.
         dropout: Share of the values dropped, while training, from the fused context and from what attention and MLP
             add: more acceptance where a few thousand conversations are seen many times. Decoding knows nothing of it.
@@ -74,6 +78,8 @@ class DFlash(Drafter):
         head_dim: int | None = None,
         intermediate_size: int | None = None,
         rope_parameters: dict[str, Any] | None = None,
+        conv_kernel_size: int = 0,
+        conv_group_size: int = 16,
         init_std: float = 0.02,
         dropout: float = 0.0,
     ) -> None:
@@ -85,6 +91,9 @@ class DFlash(Drafter):
         self.head_dim = spec.head_dim if head_dim is None else head_dim
         self.intermediate_size = spec.intermediate_size if intermediate_size is None else intermediate_size
         self.rope_parameters = spec.rope_parameters if rope_parameters is None else rope_parameters
+        if conv_kernel_size < 0:
+            raise ValueError(f"conv_kernel_size must be 0 for none or positive, got {conv_kernel_size}")
+        self.convolution = (conv_kernel_size, conv_group_size) if conv_kernel_size else None
         self.init_std = init_std
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a share of the values, 0 <= dropout < 1, got {dropout}")
@@ -97,7 +106,8 @@ class DFlash(Drafter):
         self.hidden_norm = RMSNorm(size, eps)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            Layer(Projections(size, *heads, eps), size, self.intermediate_size, eps, dropout) for _ in range(num_layers)
+            Layer(Projections(size, *heads, eps), size, self.intermediate_size, eps, dropout, self.convolution)
+            for _ in range(num_layers)
         )
         self.norm = RMSNorm(size, eps)
         self.rope = RotaryEmbedding(self.rope_parameters, self.head_dim)
@@ -123,6 +133,9 @@ class DFlash(Drafter):
                 nn.init.normal_(module.weight, std=self.init_std)
             elif isinstance(module, RMSNorm):
                 nn.init.ones_(module.weight)
+        for module in self.modules():
+            if isinstance(module, BlockConvolution):
+                module.reset_parameters()
         if self.tap_mix is not None:
             nn.init.zeros_(self.tap_mix)  # the mean of the taps
 
@@ -191,7 +204,7 @@ class DFlash(Drafter):
         rope = self.rope(layout.slot_positions().flatten(1))
         hidden = embeds.to(self.fc.weight.dtype).flatten(1, 2)
         for layer, context in zip(self.layers, contexts, strict=True):
-            hidden = layer(hidden, rope, attend, (context, past_rope))
+            hidden = layer(hidden, rope, attend, (context, past_rope), embeds.shape[2])
         return self.norm(hidden).view(embeds.shape)
 
     def _check_blocks(
@@ -271,4 +284,5 @@ class DFlash(Drafter):
             "causal": self.causal,
             "sliding_window": self.sliding_window,
             "rope_parameters": dict(self.rope_parameters),
+            **dict(zip(("conv_kernel_size", "conv_group_size"), self.convolution or (), strict=False)),
         }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.rope import rotate
 
 Rope = tuple[Tensor, Tensor]
@@ -100,10 +101,17 @@ class Layer(nn.Module):
         intermediate_size: Width of the MLP.
         eps: Epsilon of the norms.
         dropout: Share of the values dropped, while training, from what attention and MLP add to the stream.
+        convolution: Taps and channels per group of the convolutions around attention and MLP; None for none.
     """
 
     def __init__(
-        self, attention: Projections, hidden_size: int, intermediate_size: int, eps: float, dropout: float = 0.0
+        self,
+        attention: Projections,
+        hidden_size: int,
+        intermediate_size: int,
+        eps: float,
+        dropout: float = 0.0,
+        convolution: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.self_attn = attention
@@ -111,8 +119,17 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(hidden_size, eps)
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
         self.dropout = nn.Dropout(dropout)
+        self.attention_conv = BlockConvolution(hidden_size, *convolution) if convolution else None
+        self.mlp_conv = BlockConvolution(hidden_size, *convolution) if convolution else None
 
-    def forward(self, hidden: Tensor, rope: Rope, attend: Attend, context: tuple[Tensor, Rope] | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rope: Rope,
+        attend: Attend,
+        context: tuple[Tensor, Rope] | None = None,
+        width: int | None = None,
+    ) -> Tensor:
         """Run the layer over the block tokens.
 
         Args:
@@ -120,12 +137,28 @@ class Layer(nn.Module):
             rope: Rotation of the block's positions.
             attend: Called with the queries, the block's keys and values, and those of the context or None.
             context: ``[N, L, H]`` fused features and their rotation, or None when their keys and values are cached.
+            width: Slots of a block, of which n are several behind each other; None for one.
 
         Returns:
             ``[N, n, H]`` residual stream.
         """
-        inner = self.input_layernorm(hidden)
         past = None if context is None else self.self_attn.keys_values(*context)
-        attended = attend(self.self_attn.queries(inner, rope), self.self_attn.keys_values(inner, rope), past)
-        hidden = hidden + self.dropout(self.self_attn.o_proj(attended.flatten(2)))
-        return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))
+
+        def attention(inner: Tensor) -> Tensor:
+            attended = attend(self.self_attn.queries(inner, rope), self.self_attn.keys_values(inner, rope), past)
+            return self.self_attn.o_proj(attended.flatten(2))
+
+        width = hidden.shape[1] if width is None else width
+        hidden = hidden + self.dropout(_around(attention, self.attention_conv, self.input_layernorm(hidden), width))
+        inner = self.post_attention_layernorm(hidden)
+        return hidden + self.dropout(_around(self.mlp, self.mlp_conv, inner, width))
+
+
+def _around(
+    sublayer: Callable[[Tensor], Tensor], convolution: BlockConvolution | None, inner: Tensor, width: int
+) -> Tensor:
+    """A sublayer between its convolutions, if it has any."""
+    if convolution is None:
+        return sublayer(inner)
+    before, behind = convolution.kernels(inner)
+    return convolution.convolved(sublayer(convolution.convolved(inner, 0, before, width)), 1, behind, width)

@@ -30,6 +30,9 @@ REFUSED = [
     ("speculators", "none", {"causal": True}, "add a sliding_window"),
     ("speculators", "rnn", {}, "one slot earlier"),
     ("dcoco", "none", {}, "choose another --format"),
+    ("deepspec", "none", {**SHIFTED, "conv_kernel_size": 2}, "has no convolutions"),
+    ("speculators", "none", {"conv_kernel_size": 2}, "only DFlash 2, with a selector, has convolutions"),
+    ("zlab", "domino", {**SHIFTED, "conv_kernel_size": 2}, "Domino's loaders have no convolutions"),
 ]
 
 
@@ -113,13 +116,16 @@ def test_files_that_leave_something_open_or_are_wrong(
         read_folder(tmp_path / "out")
 
 
-def test_trained_convolutions_are_refused(tmp_path: Path) -> None:
-    format_named("speculators").save(made("selector"), tmp_path / "out", rows())
-    path = tmp_path / "out/model.safetensors"
-    tensors = load_file(path)
-    tensors["layers.0.mlp_conv.base_kernel"][0, 1, 3] = 0.5
-    save_file(tensors, path)
-    with pytest.raises(ValueError, match="trained convolution of DFlash 2"):
+@pytest.mark.parametrize(("name", "inner"), [("speculators", False), ("zlab", True)])
+def test_convolutions_need_their_sizes(name: str, inner: bool, tmp_path: Path) -> None:
+    format_named(name).save(made("selector", conv_kernel_size=2, conv_group_size=8), tmp_path / "out", rows())
+    for field, message in (("conv_group_size", "conv_group_size"), ("conv_kernel_size", "conv_kernel_size")):
+        changes: dict[str, object] = {field: None}
+        edited(tmp_path / "out", {} if inner else changes, changes if inner else {})
+        with pytest.raises(ValueError, match=f"does not say {message}"):
+            read_folder(tmp_path / "out")
+        edited(tmp_path / "out", {} if inner else {field: 4}, {field: 4} if inner else {})
+    with pytest.raises(ValueError, match=r"attention_conv\.base_kernel is \(2, 2, 32\), the fields say \(2, 4, 32\)"):
         read_folder(tmp_path / "out")
 
 

@@ -21,6 +21,10 @@ CASES = [
     ("zlab", "domino", SHIFTED),
     ("zlab", "domino", {}),
     ("zlab", "selector", {}),
+    ("zlab", "selector", {"conv_kernel_size": 2, "conv_group_size": 8}),
+    ("zlab", "none", {**SHIFTED, "conv_kernel_size": 3}),
+    ("speculators", "selector", {"conv_kernel_size": 2, "conv_group_size": 8}),
+    ("dcoco", "dcoco", {"conv_kernel_size": 2}),
     ("deepspec", "none", SHIFTED),
     ("deepspec", "vanilla", SHIFTED),
     ("deepspec", "gated", SHIFTED),
@@ -157,6 +161,18 @@ def test_dcoco_holds_a_drafter_that_loads_alone(tmp_path: Path) -> None:
         "architectures": ["DCOCODraftModel"], "format_version": 2, "hidden_size": 32, "candidates": 5,
         "score_first": True, "rms_inputs": True, "width": 4, "pair_width": 6, "hidden": 9,
     }  # fmt: skip
+
+
+def test_version_1_of_dcoco_had_inputs_as_they_come(tmp_path: Path) -> None:
+    exported(made("dcoco", **SHIFTED), "dcoco", tmp_path / "out")
+    path = tmp_path / "out/corrector/config.json"
+    config = json.loads(path.read_text())
+    del config["rms_inputs"]
+    path.write_text(json.dumps(config | {"format_version": 1}))
+    assert read_folder(tmp_path / "out").corrector.facts == {"score_first": True, "rms_inputs": False}
+    path.write_text(json.dumps(config | {"format_version": 3}))
+    with pytest.raises(ValueError, match="format_version is 3; specdraft reads 1 and 2"):
+        read_folder(tmp_path / "out")
 
 
 @pytest.mark.parametrize(("options", "drafts"), [({}, 3), (SHIFTED, 4)])

@@ -73,6 +73,12 @@ def test_tensors(name: str, corrector: str, tmp_path: Path) -> None:
     assert found == DFLASH | FILES[name, corrector]
 
 
+def test_tensors_of_convolutions(tmp_path: Path) -> None:
+    exported(made("selector", conv_kernel_size=2, **SHIFTED), "zlab", tmp_path / "out")
+    found = {key: tuple(tensor.shape) for key, tensor in load_file(tmp_path / "out/model.safetensors").items()}
+    assert found == DFLASH | SELECTOR | CONVOLUTIONS
+
+
 QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 32,
@@ -121,6 +127,15 @@ GRU = {"projector_type": "domino", "shift_label": True, "pure_draft_prefix_len":
             {},
             ZLAB | FULL | {"is_causal": False, "architectures": ["DFlash2DraftModel"]},
             {"causal": False, "sample_from_anchor": False, "selector_rank": 6, "selector_top_k": 5},
+        ),
+        (
+            "selector",
+            {"conv_kernel_size": 2},
+            ZLAB | FULL | {"architectures": ["DFlash2DraftModel"]},
+            {
+                **{"causal": False, "sample_from_anchor": False, "selector_rank": 6, "selector_top_k": 5},
+                **{"conv_kernel_size": 2, "conv_group_size": 16},
+            },
         ),
     ],
 )

@@ -14,6 +14,8 @@ CASES = [
     {"sliding_window": 6},
     {"causal": True, "sliding_window": 3},
     {"layer_fusion": True, "tap_norm": True},
+    {"conv_kernel_size": 2, "conv_group_size": 4},
+    {"conv_kernel_size": 3, "conv_group_size": 6, "causal": True},
     {"tap_norm": True, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6},
 ]
 
@@ -33,6 +35,9 @@ def decode(drafter: DFlash, features: torch.Tensor, embeds: torch.Tensor) -> tor
 def test_every_block_decodes_as_it_was_trained(options, documents, make_blocks, spec) -> None:
     blocks = make_blocks(documents)
     drafter = DFlash(spec, num_layers=3, block_size=4, init_std=0.2, **options)
+    for name, parameter in drafter.named_parameters():
+        if "_conv." in name:
+            parameter.normal_(std=0.3)
     hidden = drafter(*blocks.tensors())
     for n in range(len(documents)):
         for a, anchor in enumerate(blocks.anchors[n].tolist()):

@@ -80,6 +80,9 @@ def test_slots_that_no_block_has_are_not_computed(long):
         assert blocks.tokens.shape == blocks.slots.shape == blocks.label_positions.shape
         seen.add(blocks.tokens.shape[-1])
     assert seen == {2, 8}
+    rare = MixedHorizon([2, 8], [0.2, 0.8], per_batch=True)
+    short = sum(build(rare, long, seed=seed).tokens.shape[-1] == 2 for seed in range(300))
+    assert 0.12 < short / 300 < 0.28
     nested = MixedHorizon([8], inner=MixedHorizon([4]))
     assert build(nested, long).tokens.shape[-1] == 4
 
