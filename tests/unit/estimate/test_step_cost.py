@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from specdraft.correctors import DCOCO, MarkovCorrector, NoCorrector
+from specdraft.correctors import DCOCO, DominoCorrector, MarkovCorrector, NoCorrector, SelectorCorrector
 from specdraft.drafters import DFlash
 from specdraft.estimate import AllocationPeak, StepShape, step_cost
 from specdraft.module import DraftingModule
@@ -66,8 +66,10 @@ def real_peak(made: DraftingModule, frozen: bool = False) -> int:
         (NoCorrector, {"weighting": AcceptanceWeighted("overlap"), "prediction": TotalVariation()}, 0.05),
         (partial(MarkovCorrector, rank=32), {}, 0.05),
         (partial(DCOCO, candidates=8), {}, 0.15),  # how many candidates differ is not known: the most possible
+        (partial(DominoCorrector, hidden=64, rank=32), {}, 0.1),
+        (partial(SelectorCorrector, candidates=8, rank=32), {}, 0.1),
     ],
-    ids=["plain", "soft", "markov", "dcoco"],
+    ids=["plain", "soft", "markov", "dcoco", "domino", "selector"],
 )
 def test_estimated_peak_is_the_real_one(corrector: Any, objective: dict[str, Any], tolerance: float) -> None:
     real = real_peak(module(corrector, **objective))
