@@ -91,9 +91,10 @@ def columns(trainer: Trainer, module: Any) -> dict[str, Value]:
 
 
 def part_name(part: Any) -> str:
-    """Class of a part, and in brackets those of the parts that it was given: ``IntraBlockUnmasking(MixedHorizon)``."""
+    """Class of a part, in brackets its kind or the parts that it was given: ``IntraBlockUnmasking(MixedHorizon)``."""
     if isinstance(part, nn.Module):
-        return class_name(part)
+        kind = getattr(part, "kind", None)
+        return f"{class_name(part)}({kind})" if isinstance(kind, str) else class_name(part)
     inner: list[Any] = []
     for name, value in vars(part).items():
         if not name.startswith("_"):

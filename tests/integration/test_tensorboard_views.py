@@ -15,6 +15,7 @@ from specdraft.callbacks import ScalarLayout
 from specdraft.callbacks.figures import accepted_lengths_figure, round_latency_figure
 from specdraft.callbacks.hparams import METRICS, part_name
 from specdraft.callbacks.scalar_layout import CHARTS
+from specdraft.correctors import MarkovCorrector
 from specdraft.objectives import (
     CrossEntropy,
     FirstError,
@@ -24,6 +25,7 @@ from specdraft.objectives import (
     TotalVariation,
     WeightedSum,
 )
+from specdraft.types import TargetSpec
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., None]
@@ -91,6 +93,9 @@ def test_names_of_parts_hold_the_parts_inside() -> None:
         "WeightedSum(CrossEntropy, TotalVariation)"
     )
     assert part_name(LKHybrid()) == "LKHybrid"
+    assert part_name(MarkovCorrector(TargetSpec("t", 8, 9, 2, draft_vocab_size=9), "gated", rank=2)) == (
+        "MarkovCorrector(gated)"
+    )
 
 
 def test_figures_hold_the_numbers() -> None:
