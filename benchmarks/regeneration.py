@@ -27,9 +27,9 @@ def rows_of(source: str, count: int) -> list[Conversation]:
     return list(read_conversations(source, count).values())
 
 
-def by_engine(target: HFTarget, rows: list[Conversation], options: argparse.Namespace) -> list[list[int]]:
+def by_engine(target: HFTarget, rows: list[Conversation], tokens: int, concurrency: int) -> list[list[int]]:
     """Tokens of every answer."""
-    engine = Engine(target, SamplingParams(), options.tokens, options.concurrency)
+    engine = Engine(target, SamplingParams(), tokens, concurrency)
     for _ in engine.answer(rows):
         pass
     return [row.answers[0].ids or [] for row in rows]
@@ -55,9 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     target = load_target(options.target, dtype="float32", device="cpu")
     plain = HFGenerate(target.spec.name, target.dtype, target.device)
-    by_engine(
-        target, rows_of(options.prompts, 1), argparse.Namespace(tokens=4, concurrency=1)
-    )  # weights are packed once
+    by_engine(target, rows_of(options.prompts, 1), 4, 1)  # weights are packed once
     seconds: dict[str, list[float]] = {"engine": [], "generate": []}
     found: dict[str, list[list[int]]] = {}
     for _ in range(options.turns):
@@ -65,7 +63,7 @@ def main() -> None:
             rows = rows_of(options.prompts, options.rows)
             began = time.perf_counter()
             if name == "engine":
-                found[name] = by_engine(target, rows, options)
+                found[name] = by_engine(target, rows, options.tokens, options.concurrency)
             else:
                 found[name] = by_generate(plain, target, rows, options.tokens, options.concurrency)
             seconds[name].append(time.perf_counter() - began)

@@ -45,9 +45,10 @@ def main() -> None:
         "",
         *training_step.report(options),
     ]
-    for script in [None, *options.alone]:
-        lines += alone(script) if script else []
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")  # what follows may take long
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for script in options.alone:  # each may take minutes, so what is known is written before
+        lines += alone(script)
+        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 

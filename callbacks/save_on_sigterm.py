@@ -15,7 +15,8 @@ class SaveOnSigterm(Callback):
     """Save where the run is when SIGTERM ends it, into the file that ``filename`` of a ``ModelCheckpoint`` names.
 
     Lightning ends a run behind the batch during which the signal came. Between two batches of one optimiser step
-    (``accumulate_grad_batches``) nothing is saved, because checkpoints hold no gradients: the last checkpoint stays.
+    (``accumulate_grad_batches``) nothing is saved, because checkpoints hold no gradients, nor while validation runs:
+    the last checkpoint stays.
     Under SLURM's requeueing Lightning itself saves on SIGUSR1 and goes on from there, and SIGTERM is passed over.
 
     Args:
@@ -24,18 +25,12 @@ class SaveOnSigterm(Callback):
 
     def __init__(self, filename: str = "last") -> None:
         self.filename = filename
-        self._step = 0
         self._whole = False
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._step, self._whole = trainer.global_step, False
-
-    @override
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, place: int) -> None:
-        # a step that was skipped is over as well
-        ended = (place + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        self._whole = trainer.global_step > self._step or ended
+        # by the place, not the count of steps: one that was skipped is over as well
+        self._whole = (place + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

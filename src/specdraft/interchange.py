@@ -21,7 +21,8 @@ from specdraft.checkpoints import (
     read_folder,
 )
 from specdraft.checkpoints.facts import KEY
-from specdraft.checkpoints.lightning_file import Content, load_content
+from specdraft.checkpoints.lightning_file import Content, from_content, load_content, target_of
+from specdraft.checkpoints.record import TargetFacts
 from specdraft.correctors import Corrector
 from specdraft.drafters import DFlash, Drafter
 from specdraft.module import DraftingModule
@@ -78,17 +79,17 @@ def inspect(path: str) -> None:
     Args:
         path: Checkpoint written by ``specdraft fit``, or an exported folder.
     """
-    content = load_content(path) if Path(path).is_file() else None
-    if content is not None and content[KEY]["drafter"]["class"] != "DFlash":
-        print(_facts_of(content, path))
+    if Path(path).is_dir():
+        print(described(read_folder(path), path))
         return
-    print(described(read_checkpoint(path), path))
+    content = load_content(path)
+    known = content[KEY]["drafter"]["class"] == "DFlash"
+    print(described(from_content(content, path), path) if known else _facts_of(content, path))
 
 
 def _facts_of(content: Content, path: str) -> str:
     """What the file of a drafter of another class says of itself."""
     facts, state = content[KEY], content["state_dict"]
-    spec = facts["spec"]
 
     def part(name: str) -> str:
         known = facts.get(name) or {"class": "not named"}
@@ -99,16 +100,22 @@ def _facts_of(content: Content, path: str) -> str:
     reason = f"refused: the public formats hold DFlash drafters, not {facts['drafter']['class']}"
     lines = [
         ("format", f"specdraft ({path})"),
-        ("target", f"{spec['name']}: width {spec['hidden_size']}, vocabulary {spec['vocab_size']}, "
-                   f"{spec['num_layers']} layers"),
-        ("taps", f"{list(spec['taps'])} (outputs of these layers, HF hidden_states[i + 1])"),
-        ("mask token", str(spec["mask_token_id"])),
+        *_target_lines(target_of(content)),
         ("drafter", part("drafter")),
         ("corrector", part("corrector")),
         ("draft vocabulary", str(facts.get("draft_vocab_size") or "all")),
         *((f"export {name}", reason) for name in sorted(FORMATS)),
-    ]  # fmt: skip
+    ]
     return "\n".join(f"{name:<18} {value}" for name, value in lines)
+
+
+def _target_lines(target: TargetFacts) -> list[tuple[str, str]]:
+    return [
+        ("target", f"{target.name or 'not named'}: width {target.hidden_size}, vocabulary {target.vocab_size}, "
+                   f"{target.num_layers or 'an unknown number of'} layers"),
+        ("taps", f"{list(target.taps)} (outputs of these layers, HF hidden_states[i + 1])"),
+        ("mask token", str(target.mask_token_id)),
+    ]  # fmt: skip
 
 
 def described(checkpoint: DraftCheckpoint, path: str) -> str:
@@ -132,10 +139,7 @@ def described(checkpoint: DraftCheckpoint, path: str) -> str:
     ids = checkpoint.draft_token_ids
     lines = [
         ("format", f"{checkpoint.format} ({path})"),
-        ("target", f"{target.name or 'not named'}: width {target.hidden_size}, vocabulary {target.vocab_size}, "
-                   f"{target.num_layers or 'an unknown number of'} layers"),
-        ("taps", f"{list(target.taps)} (outputs of these layers, HF hidden_states[i + 1])"),
-        ("mask token", str(target.mask_token_id)),
+        *_target_lines(target),
         ("slots", _slots(options)),
         ("drafter", f"DFlash: {options.num_layers} layers, {options.num_attention_heads} heads and "
                     f"{options.num_key_value_heads} key/value heads of {options.head_dim}, intermediate size "

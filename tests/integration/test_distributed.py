@@ -97,7 +97,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, chat_file:
     # a rank that waits for the other for ever is a failure, not a stuck suite
     done = subprocess.run(
         [*command, str(HERE / "rank_runs.py"), str(folder / "plan.json")],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return out

@@ -316,6 +316,7 @@ def test_domino_folder_proposes_like_the_original(tiny_target: Path, tmp_path: P
 
 def test_a_drafter_of_another_class_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = {"name": "t", "hidden_size": 8, "vocab_size": 30, "num_layers": 3, "taps": (0, 1), "mask_token_id": 5}
+    spec["max_position_embeddings"] = 99
     facts = {"spec": spec, "drafter": {"class": "Mine", "block_size": 4}, "corrector": {"class": "NoCorrector"}}
     state = {"drafter.w": torch.zeros(8, 9), "draft_token_ids": torch.zeros(0, dtype=torch.int64)}
     torch.save({"specdraft": facts, "state_dict": state}, tmp_path / "mine.ckpt")

@@ -42,24 +42,13 @@ def from_content(content: Content, where: str) -> DraftCheckpoint:
     state = content["state_dict"]
     weights = _under(state, "drafter.")
     spec, known = facts["spec"], facts.get("corrector", {"class": "NoCorrector"})
-    target = TargetFacts(
-        spec["name"],
-        spec["hidden_size"],
-        spec["vocab_size"],
-        spec["num_layers"],
-        tuple(spec["taps"]),
-        spec["mask_token_id"],
-        spec["max_position_embeddings"],
-        facts.get("scales") or {},
-    )
+    target = target_of(content)
     notes = [] if "scales" in facts else ["written before the target's scaling was stored; taken for none"]
     if known.get("confidence"):
         notes.append("the confidence head is left out: it only shortens drafts, and no format has its temperatures")
-    # what later versions of a corrector added, as it was before
-    earlier: dict[str, Any] = {"rms_inputs": False} if known["class"] == "DCOCO" else {}
     corrector = corrector_part(
         known["class"],
-        earlier | {name: value for name, value in known.items() if name not in ("class", "confidence")},
+        {name: value for name, value in known.items() if name not in ("class", "confidence")},
         {name: value for name, value in _under(state, "corrector.").items() if not name.startswith("confidence.")},
         _candidates(content),
     )
@@ -73,6 +62,22 @@ def from_content(content: Content, where: str) -> DraftCheckpoint:
         ids if ids is not None and len(ids) else None,
         _training(content),
         tuple(notes),
+    )
+
+
+def target_of(content: Content) -> TargetFacts:
+    """What a file's content says of the target."""
+    facts = content[KEY]
+    spec = facts["spec"]
+    return TargetFacts(
+        spec["name"],
+        spec["hidden_size"],
+        spec["vocab_size"],
+        spec["num_layers"],
+        tuple(spec["taps"]),
+        spec["mask_token_id"],
+        spec["max_position_embeddings"],
+        facts.get("scales") or {},
     )
 
 

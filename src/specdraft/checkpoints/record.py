@@ -137,4 +137,5 @@ def corrector_part(name: str, facts: dict[str, Any], weights: Tensors, candidate
     if name == "DCOCO":
         rows = {"width": "token_proj.weight", "pair_width": "pair_proj.weight", "hidden": "mlp_in.weight"}
         sizes = {option: weights[tensor].shape[0] for option, tensor in rows.items()}
+        facts = {"rms_inputs": False, **facts}  # files from before the option do not name it
     return CorrectorPart(name, facts, sizes, weights, candidates)

@@ -279,10 +279,11 @@ class DFlash(Drafter):
 
     @override
     def extra_state_for_checkpoint(self) -> dict[str, Any]:
+        kernel, group = self.convolution or (0, 0)
         return {
             **super().extra_state_for_checkpoint(),
             "causal": self.causal,
             "sliding_window": self.sliding_window,
             "rope_parameters": dict(self.rope_parameters),
-            **dict(zip(("conv_kernel_size", "conv_group_size"), self.convolution or (), strict=False)),
+            **({"conv_kernel_size": kernel, "conv_group_size": group} if kernel else {}),
         }
