@@ -50,6 +50,7 @@ class TargetSpec:
             (default: 5 evenly spaced, fewer for a shallow target).
         mask_token_id: The existing embedding row that fills undrafted slots (default: the last row).
         draft_vocab_size: Rows D of the draft vocabulary (default: ``vocab_size``).
+        architecture: Class of the model in transformers, empty where it is unknown.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TargetSpec:
     taps: tuple[int, ...] = ()
     mask_token_id: int = -1
     draft_vocab_size: int = 0
+    architecture: str = ""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "num_layers"):

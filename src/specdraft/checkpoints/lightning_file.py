@@ -78,6 +78,7 @@ def target_of(content: Content) -> TargetFacts:
         spec["mask_token_id"],
         spec["max_position_embeddings"],
         facts.get("scales") or {},
+        spec.get("architecture", ""),
     )
 
 

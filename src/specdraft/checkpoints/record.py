@@ -25,6 +25,7 @@ class TargetFacts:
         max_position_embeddings: Longest context, in tokens.
         scales: ``embedding`` and ``multiplier`` (factors), ``softcap`` (or None) of the target's embedding and logits;
             empty where the file does not say.
+        architecture: Class of the target in transformers, empty where the file does not say.
     """
 
     name: str | None
@@ -35,6 +36,7 @@ class TargetFacts:
     mask_token_id: int
     max_position_embeddings: int = 32768
     scales: dict[str, float | None] = field(default_factory=dict)
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -139,7 +140,10 @@ class Speculators(Format):
                 "algorithm": kind,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
-                "verifier": {"name_or_path": target.name, "architectures": []},
+                "verifier": {
+                    "name_or_path": target.name,
+                    "architectures": [target.architecture] if target.architecture else [],
+                },
             },
         }
         if corrector.name == "MarkovCorrector":
@@ -190,6 +194,7 @@ class Speculators(Format):
         mask = mask_token(config, where, layer_config["vocab_size"])
         verifier = (config.get("speculators_config") or {}).get("verifier") or {}
         target = target_facts(layer_config, taps, mask, None, verifier.get("name_or_path"))
+        target = replace(target, architecture=next(iter(verifier.get("architectures") or ()), ""))
         weights = check_backbone(tensors, options, target, where)
         return DraftCheckpoint(self.name, target, options, weights, corrector, ids, notes=notes)
 

@@ -103,6 +103,7 @@ def encode_conversation(
     if not messages[-1]["content"] and not messages[-1].get("tool_calls"):
         raise Unusable("empty response")
     stops = {*stop_token_ids, *_eos(tokenizer)}
+    _check_tool_calls(tokenizer, messages, options)
     while True:
         encoded = _encode(tokenizer, messages, stops, options)
         cut = sum(encoded.loss_mask[:max_length])
@@ -258,6 +259,24 @@ def _check_prefix(tokenizer: Any, before: list[int], after: list[int], turn: int
     )
 
 
+def _check_tool_calls(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any] | None) -> None:
+    """Refuse calls that a template drops silently: an answer that was never given would be supervised instead."""
+    for turn, message in enumerate(messages):
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            without = {name: value for name, value in message.items() if name != "tool_calls"}
+            past = messages[:turn]
+            if _renders_alike(tokenizer, [*past, message], [*past, without], options):
+                raise Unusable("chat template", f"it does not write the tool calls of message {turn}")
+
+
+def _renders_alike(tokenizer: Any, one: Messages, other: Messages, options: dict[str, Any] | None) -> bool:
+    called = render(tokenizer, one, False, options)
+    try:
+        return called == render(tokenizer, other, False, options)
+    except Unusable:
+        return False  # a turn without calls and without text is no turn for some templates
+
+
 def _without_oldest_exchange(messages: list[dict[str, Any]], max_length: int) -> list[dict[str, Any]]:
     head = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -271,7 +290,8 @@ def _without_oldest_exchange(messages: list[dict[str, Any]], max_length: int) ->
 def _apply(tokenizer: Any, messages: Messages, options: dict[str, Any] | None, **how: bool) -> Any:
     try:
         return tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **how, **(options or {}))
-    except TemplateError as error:
+    # templates concatenate, index and look up what a conversation may not have: jinja lets these errors through
+    except (TemplateError, TypeError, LookupError, AttributeError) as error:
         raise Unusable("chat template", str(error)) from error
 
 

@@ -17,6 +17,7 @@ def describe(
     *,
     rows: int,
     vocab_size: int,
+    architecture: str = "",
 ) -> TargetSpec:
     """Fill the spec of a target.
 
@@ -28,6 +29,7 @@ def describe(
         mask_token_id: Embedding row of undrafted slots, or None for the last one.
         rows: Rows of the input embedding.
         vocab_size: Rows of the head.
+        architecture: Class of the model in transformers.
 
     Raises:
         ValueError: If taps or mask token do not fit the target.
@@ -53,6 +55,7 @@ def describe(
         max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or 32768),
         taps=_taps(taps, layers),
         mask_token_id=mask,
+        architecture=architecture,
     )
 
 

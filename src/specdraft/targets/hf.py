@@ -75,7 +75,15 @@ class HFTarget:
         watch_layers(decoder_layers(self._decoder, self.config.num_hidden_layers))
         self.head = self._new_head()
         rows = self.embedding_rows
-        self.spec = describe(self.config, name, taps, mask_token_id, rows=rows, vocab_size=self.head.vocab_size)
+        self.spec = describe(
+            self.config,
+            name,
+            taps,
+            mask_token_id,
+            rows=rows,
+            vocab_size=self.head.vocab_size,
+            architecture=type(model).__name__,
+        )
         self._prepare_decoding()
 
     def _new_head(self) -> FrozenHead:

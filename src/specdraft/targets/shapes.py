@@ -57,7 +57,9 @@ def shape_of(
     text = config.get_text_config()
     rows = model.get_input_embeddings().weight.shape[0]
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    spec = describe(text, path, taps, mask_token_id, rows=rows, vocab_size=vocab_size)
+    spec = describe(
+        text, path, taps, mask_token_id, rows=rows, vocab_size=vocab_size, architecture=type(model).__name__
+    )
     layers = decoder_layers(model.get_decoder(), spec.num_layers)
     inside = sum(p.numel() for p in layers.parameters())
     return TargetShape(spec, sum(p.numel() for p in model.parameters()), inside // spec.num_layers)

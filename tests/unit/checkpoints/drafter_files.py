@@ -25,6 +25,7 @@ from specdraft.types import TargetSpec
 SPEC = TargetSpec(
     "some/target", hidden_size=32, vocab_size=40, num_layers=6, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, intermediate_size=48, rms_norm_eps=1e-5, taps=(1, 3), mask_token_id=39,
+    architecture="LlamaForCausalLM",
 )  # fmt: skip
 SHIFTED = {"sample_from_anchor": True}
 SCALES = {"embedding": 1.0, "multiplier": 1.0, "softcap": None}

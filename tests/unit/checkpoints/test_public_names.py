@@ -209,5 +209,5 @@ def test_fields_of_speculators(corrector: str, kind: str, more: dict[str, Any], 
         "algorithm": kind,
         "default_proposal_method": "greedy",
         "proposal_methods": [proposal],
-        "verifier": {"name_or_path": "some/target", "architectures": []},
+        "verifier": {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]},
     }

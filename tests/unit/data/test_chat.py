@@ -106,11 +106,24 @@ def test_the_tools_of_a_row_reach_the_template():
             parse_row({**row, "tools": wrong}, "f:1")
 
 
-def test_a_row_that_cannot_be_encoded_is_named():
-    tok = tokenizer("{% for m in messages %}{{ 'a' + m.content }}{% endfor %}")
+def test_a_row_that_the_template_fails_on_is_left_out_and_named():
+    tok = tokenizer(
+        "{% for m in messages %}{{ 'a' + m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    )
     part = [{"type": "text", "text": "hello"}]
-    row = parse_row({"messages": [{"role": "user", "content": part}, *chat("assistant: hi")]}, "rows.jsonl:7")
-    with pytest.raises(ValueError, match=r"rows\.jsonl:7: the row cannot be encoded"):
+    bad = parse_row({"messages": [{"role": "user", "content": part}, *chat("assistant: hi")]}, "rows.jsonl:7")
+    good = parse_row({"messages": chat("user: hello", "assistant: hi you")}, "rows.jsonl:8")
+    with pytest.warns(UserWarning, match=r"kept 1 of 2 rows: 1 chat template.*rows\.jsonl:7: .*can only concatenate"):
+        assert len(RowEncoder(tok, max_length=99, min_labels=1).encode_all([bad, good], "train")) == 1
+    with pytest.raises(ValueError, match=r"no row of rows\.jsonl can be supervised; the first: rows\.jsonl:7"):
+        RowEncoder(tok, max_length=99).encode_all([bad], "train")
+
+
+def test_a_row_that_cannot_be_encoded_is_named(monkeypatch):
+    tok = tokenizer(CHATML)
+    row = parse_row({"messages": chat("user: hello", "assistant: hi")}, "rows.jsonl:7")
+    monkeypatch.setattr(tok, "apply_chat_template", lambda *_, **__: int("no number"))
+    with pytest.raises(ValueError, match=r"rows\.jsonl:7: the row cannot be encoded: invalid literal"):
         RowEncoder(tok, max_length=99).encode_all([row], "train")
 
 

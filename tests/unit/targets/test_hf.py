@@ -288,3 +288,4 @@ def test_fulfils_the_contract():
     assert isinstance(target, DecodingTarget)
     assert target.spec.taps == evenly_spaced_taps(4, 4)
     assert TargetSpec.from_dict(target.spec.to_dict()) == target.spec
+    assert target.spec.architecture == type(target.model).__name__
