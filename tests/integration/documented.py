@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,3 +52,21 @@ def lines_with(page: Path, program: str) -> list[list[str]]:
     """Words of the indented lines that call another program."""
     lines = (line.strip() for line in page.read_text(encoding="utf-8").split("\n") if line.startswith("    "))
     return [shlex.split(line, comments=True) for line in lines if line.startswith(program + " ")]
+
+
+def tiny_quickstart(folder: Path, tiny_config: Path) -> Path:
+    """Write the experiments into a folder, the quickstart among them with the target, data and sizes of a tiny run."""
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    path = folder / "experiments" / "quickstart.yaml"
+    real, tiny = yaml.safe_load(path.read_text()), yaml.safe_load(tiny_config.read_text())
+    real["model"]["target"] = tiny["model"]["target"]
+    real["model"]["drafter"]["init_args"]["num_layers"] = 1
+    real["model"]["draft_vocab_size"] = 24
+    real["data"] = tiny["data"]
+    real["trainer"] |= {"accelerator": "cpu", "max_steps": 2, "val_check_interval": 2, "log_every_n_steps": 1}
+    real["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    path.write_text(yaml.safe_dump(real, sort_keys=False))
+    callbacks = folder / "experiments" / "parts" / "callbacks.yaml"
+    text = callbacks.read_text().replace("num_prompts: 16", "num_prompts: 3").replace("tokens: 64", "tokens: 12")
+    callbacks.write_text(text.replace("every_n_train_steps: 100", "every_n_train_steps: 1"))
+    return path

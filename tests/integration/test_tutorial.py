@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from documented import ROOT, commands
+from documented import ROOT, commands, tiny_quickstart
 
 Run = Callable[..., None]
 
@@ -17,21 +15,7 @@ Run = Callable[..., None]
 @pytest.fixture
 def quickstart(tmp_path: Path, tiny_config: Path) -> Path:
     """The quickstart with a tiny target, at the place that the tutorial names."""
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    path = tmp_path / "experiments" / "quickstart.yaml"
-    real, tiny = yaml.safe_load(path.read_text()), yaml.safe_load(tiny_config.read_text())
-    real["model"]["target"] = tiny["model"]["target"]
-    real["model"]["drafter"]["init_args"]["num_layers"] = 1
-    real["model"]["draft_vocab_size"] = 24
-    real["data"] = tiny["data"]
-    real["trainer"] |= {"accelerator": "cpu", "max_steps": 2, "val_check_interval": 2, "log_every_n_steps": 1}
-    real["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-    path.write_text(yaml.safe_dump(real, sort_keys=False))
-    callbacks = tmp_path / "experiments" / "parts" / "callbacks.yaml"
-    text = callbacks.read_text().replace("num_prompts: 16", "num_prompts: 3").replace("tokens: 64", "tokens: 12")
-    text = text.replace("every_n_train_steps: 100", "every_n_train_steps: 1")
-    callbacks.write_text(text)
-    return path
+    return tiny_quickstart(tmp_path, tiny_config)
 
 
 def test_a_newcomer_gets_to_the_end(
