@@ -13,7 +13,7 @@ from torch import Tensor
 from specdraft.correctors import DCOCO
 from specdraft.data.packing import pack
 from specdraft.data.tokens import Examples, TokenisedRows, collate
-from specdraft.drafters import DenseAttention, DFlash, SplitAttention
+from specdraft.drafters import DenseAttention, DFlash, FlexAttention, SplitAttention
 from specdraft.drafters.block_layout import BlockLayout
 from specdraft.module import DraftingModule
 from specdraft.objectives import KLDivergence, Objective
@@ -54,6 +54,7 @@ def build(target: HFTarget, attention: Any, **options: Any) -> DraftingModule:
     return made.eval()
 
 
+@torch.no_grad()  # flex_attention has no backward pass on the CPU
 def per_slot(made: DraftingModule, batch: DraftBatch, documents: list[list[int]]) -> Slots:
     """Weights, probabilities of the labels and predictions of every block, by document and anchor position."""
     blocks = made.objective.blocks(batch, **made._shape(), generator=torch.Generator().manual_seed(0))
@@ -93,7 +94,7 @@ def compare(made: DraftingModule, rows: TokenisedRows) -> None:
         torch.testing.assert_close(found[key], values, rtol=1e-5, atol=1e-5, msg=str(key))
 
 
-@pytest.mark.parametrize("attention", [SplitAttention(), SplitAttention(chunk=200), DenseAttention()])
+@pytest.mark.parametrize("attention", [SplitAttention(), SplitAttention(chunk=200), DenseAttention(), FlexAttention()])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 5, "causal": True}, {"sample_from_anchor": True}])
 def test_packed_rows_give_the_losses_of_unpacked_ones(
     target: HFTarget, rows: TokenisedRows, attention: Any, options: dict[str, Any]
