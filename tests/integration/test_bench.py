@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from specdraft.commands import encode_prompt, load_module
 from specdraft.decoding import Request, autoregressive_decode, speculative_decode
@@ -101,6 +102,18 @@ def test_bench_reports_what_decoding_gives(
     run_cli(*words, "--resume")
     assert (out / "requests.jsonl").read_text() == before
     assert json.loads((out / "bench.json").read_text())["cells"] == report["cells"]
+    # in TensorBoard a run per method with the concurrency as its step, once although written twice
+    for (method, block, _), cell in cells.items():
+        run = method if block is None else f"v_last_B={block}"
+        events = EventAccumulator(str(out / "tensorboard" / run))
+        events.Reload()
+        found = {event.step: event.value for event in events.Scalars("bench/tokens_per_second")}
+        assert len(events.Scalars("bench/tokens_per_second")) == 2
+        assert found[cell["concurrency"]] == pytest.approx(cell["tokens_per_second"], rel=1e-6)
+        assert ("bench/mat" in events.Tags()["scalars"]) == (block is not None)
+    drawn = EventAccumulator(str(out / "tensorboard"))
+    drawn.Reload()
+    assert len(drawn.Images("bench/throughput")) == 1
 
 
 def test_sampling_has_no_losslessness_and_a_panel_of_its_own(
@@ -111,6 +124,8 @@ def test_sampling_has_no_losslessness_and_a_panel_of_its_own(
         *("--max_new_tokens=6", "--device=cpu"),
     )
     report = json.loads((tmp_path / "runs/bench/bench.json").read_text())
+    folders = {path.name for path in (tmp_path / "runs/bench/tensorboard").iterdir() if path.is_dir()}
+    assert folders == {f"{name}_temperature_{t}" for name in ("AR", "v_last_B=4") for t in (0, 1)}
     assert [(c["method"], c["temperature"], c["lossless"]) for c in report["cells"]] == [
         ("AR", 0, None), ("v/last", 0, 1.0), ("AR", 1, None), ("v/last", 1, None),
     ]  # fmt: skip

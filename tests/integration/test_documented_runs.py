@@ -13,7 +13,7 @@ Run = Callable[..., None]
 # what needs a hub, a server or a large target: covered by tests of its own, and its words by test_documented_commands
 ELSEWHERE = {
     "bench --checkpoint a.ckpt --suite paper --out runs/paper",
-    "bench --checkpoint a.ckpt --suite paper --sets gsm8k=rows.jsonl mt-bench --num_prompts 80",
+    "bench --checkpoint a.ckpt --suite paper --sets gsm8k=rows.jsonl mt-bench --num_prompts 80 --out runs/paper-80",
     "bench --checkpoint published-drafter --target NAME --suite paper",
     "fit --config experiments/qwen3-4b/dflash.yaml",
     "regenerate --prompts prompts.jsonl --out chats.jsonl --endpoint http://localhost:8000 --model SERVED-NAME "

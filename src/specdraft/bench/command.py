@@ -49,7 +49,8 @@ def bench(
 
     A cell is a checkpoint, block size, concurrency and temperature; all decode the same prompts, and a row that
     ends is refilled from the queue. Cells of one concurrency take turns, so that drift favours none. Writes
-    ``bench.json``, ``bench.md``, ``bench.png`` and, while it runs, ``requests.jsonl`` with a line per finished prompt.
+    ``bench.json``, ``bench.md``, ``bench.png``, ``tensorboard`` (concurrency as the step) and, while it runs,
+    ``requests.jsonl`` with a line per finished prompt.
     ``--suite paper`` adds ``paper.md``, speed-up / tau per evaluation set beside published figures.
 
     Args:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdraft.bench.tensorboard import write_tensorboard
+
 Record = dict[str, Any]
 
 
 def write_reports(folder: Path, records: Sequence[Record], facts: dict[str, Any]) -> str:
-    """Write ``bench.json``, ``bench.md`` and ``bench.png``; returns the Markdown.
+    """Write ``bench.json``, ``bench.md``, ``bench.png`` and ``tensorboard``; returns the Markdown.
 
     Args:
         folder: Where they go; made if needed.
@@ -24,6 +26,12 @@ def write_reports(folder: Path, records: Sequence[Record], facts: dict[str, Any]
     drawn = throughput_figure(records)
     if drawn is not None:
         drawn.savefig(folder / "bench.png", dpi=150)
+    several = len({record["temperature"] for record in records}) > 1
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        heat = f", temperature {record['temperature']:g}" if several else ""
+        runs.setdefault(f"{title(record)}{heat}", []).append(record)
+    write_tensorboard(folder, runs, drawn)
     text = markdown(records, facts, figure=drawn is not None)
     _write(folder / "bench.md", text)
     return text
