@@ -177,10 +177,12 @@ class DFlash(Drafter):
     def _tap_norms(self, features: Tensor, affine: bool) -> Tensor:
         """Every tap of ``[N, n, T * H]`` normalised on its own."""
         assert self.tap_norms is not None
-        taps = features.unflatten(-1, (len(self.tap_norms), -1)).unbind(-2)
         norms = cast("list[RMSNorm]", list(self.tap_norms))
-        normed = [norm(tap) if affine else norm.scale(tap) for norm, tap in zip(norms, taps, strict=True)]
-        return torch.cat(normed, -1)
+        taps = features.unflatten(-1, (len(norms), -1))
+        if not affine:
+            return norms[0].scale(taps).flatten(-2)
+        wide = norms[0].scale(taps if taps.dtype == torch.float64 else taps.float())
+        return (wide * torch.stack([norm.weight for norm in norms])).to(features.dtype).flatten(-2)
 
     @override
     def forward(
@@ -248,7 +250,7 @@ class DFlash(Drafter):
     @override
     def extend(self, features: Tensor, cache: KeyValueCache) -> None:
         where = cache.positions(features.shape[1])
-        rope = self.rope(where)
+        rope = self.rope.looked_up(where, cache.capacity)
         for index, (layer, context) in enumerate(zip(self.layers, self.fuse(features), strict=True)):
             keys, values = layer.self_attn.keys_values(context, rope)  # type: ignore[union-attr, operator]
             cache.write(index, keys.transpose(1, 2), values.transpose(1, 2), where)
@@ -262,7 +264,7 @@ class DFlash(Drafter):
             )
         count = embeds.shape[1]
         where = cache.positions(count)
-        rope = self.rope(where)
+        rope = self.rope.looked_up(where, cache.capacity)
         hidden = embeds.to(self.fc.weight.dtype)
         groups = self.num_attention_heads // self.num_key_value_heads
         dtype = cache.keys[0].dtype

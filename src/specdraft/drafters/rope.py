@@ -72,13 +72,26 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self._frequencies = inverse_frequencies(parameters, head_dim)
         self._on_device: dict[torch.device, Tensor] = {}
+        self._table = (torch.empty(0), torch.empty(0))
 
     def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Map ``[N, n]`` positions to cosines and sines ``[N, n, 1, rotated / 2]`` float32."""
+        return self._angles(position_ids[..., None, None])
+
+    def looked_up(self, position_ids: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """The same for positions below ``longest``; on the CPU from a table, since a handful of sines costs threads."""
+        if position_ids.device.type != "cpu":
+            return self(position_ids)
+        if len(self._table[0]) < longest:
+            self._table = self._angles(torch.arange(longest)[:, None, None])
+        cos, sin = self._table
+        return cos[position_ids], sin[position_ids]
+
+    def _angles(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         device = position_ids.device
         if device not in self._on_device:
             self._on_device[device] = torch.tensor(self._frequencies, dtype=torch.float32, device=device)
-        angles = position_ids[..., None, None].float() * self._on_device[device]
+        angles = position_ids.float() * self._on_device[device]
         return angles.cos(), angles.sin()
 
 

@@ -47,6 +47,14 @@ def test_scores_depend_on_the_distance_only() -> None:
     torch.testing.assert_close(score[0], score[1], atol=1e-4, rtol=0)
 
 
+def test_looking_up_gives_what_computing_gives() -> None:
+    rope = RotaryEmbedding({"rope_type": "default", "rope_theta": 10000.0}, 64)
+    for longest in (8, 300, 20):  # grows, and is kept
+        where = torch.randint(0, longest, (3, 5))
+        for found, wanted in zip(rope.looked_up(where, longest), rope(where), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
 def test_partial_rotation_leaves_the_last_dimensions() -> None:
     rope = RotaryEmbedding({"rope_theta": 10000.0, "partial_rotary_factor": 0.25}, 16)
     x = torch.randn(1, 3, 2, 16)
