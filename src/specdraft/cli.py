@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from inspect import isclass, signature
 from typing import Any, NoReturn
@@ -139,6 +140,9 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: Words of the command line without the program's name; None reads ``sys.argv``.
     """
+    # of Lightning's own making: the words are those of the command line, and the other is about its internals
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
         command = COMMANDS[words[0]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,13 @@ def test_ema_and_soft_labels(run_cli: Run, tiny_config: Path, tmp_path: Path) ->
         "--model.objective.init_args.prediction=KLDivergence",
     )
     assert "val/mat" in scalars(tmp_path / "runs/tiny/v")
+
+
+def test_a_run_starts_without_warnings_of_others(tiny_config: Path, tmp_path: Path) -> None:
+    """As typed: words on the command line, which Lightning would complain about."""
+    words = ("fit", "--config", str(tiny_config), "--trainer.max_steps=1", "--trainer.limit_val_batches=0")
+    done = subprocess.run(
+        [sys.executable, "-m", "specdraft", *words], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert "args parameter" not in done.stderr
+    assert "deprecated" not in done.stderr
