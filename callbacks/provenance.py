@@ -65,13 +65,30 @@ def _git(*words: str) -> str:
 
 
 class Provenance(Callback):
-    """Write ``provenance.json`` (command, git revision, versions, machine) into the run folder."""
+    """Write ``provenance.json`` (command, git revision, versions, machine) into the run folder.
+
+    Where a checkpoint is measured (``validate``, ``test``), ``measured`` names it and the steps that it was trained.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[str, Any] = {}
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._measured = {}
+        self._write(trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not trainer.training and trainer.state.fn != "fit":
+            self._measured = {"path": str(trainer.ckpt_path), "step": int(checkpoint.get("global_step", 0))}
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
         log_dir = trainer.log_dir  # asked by every rank: it is broadcast
         if not trainer.is_global_zero or log_dir is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "provenance.json").write_text(json.dumps(provenance(), indent=2) + "\n")
+        measured = {"measured": self._measured} if self._measured else {}
+        (folder / "provenance.json").write_text(json.dumps({**provenance(), **measured}, indent=2) + "\n")

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from specdraft.bootstrap import Array, common, interval, mat, speedup
-from specdraft.compare import Run, differences, read_runs
+from specdraft.runs import Run, differences, read_runs, shared_facts
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Section:
 SECTIONS = (
     Section("Correctors", "corrector_", "corrector_none", "What does each corrector add to one and the same drafter?"),
     Section("DScout, step by step", "dscout_", "dscout_1_base", "What does each part of the recipe add?"),
-    Section("Policy", "policy", "policy_fixed", "What does choosing the block size per round add?"),
     Section("Other runs", "", "", "Everything else below the same folders."),
 )
 
@@ -124,6 +123,8 @@ def _section(section: Section, runs: list[Run]) -> list[str]:
     lines = ["| " + " | ".join(cells) + " |" for cells in table]
     if reference is not None:
         lines += ["", f"The reference is `{reference.name}`."]
+    if said := shared_facts(runs):
+        lines += ["", f"Measured with {said}."]
     return [*lines, "", *_comparable(rows), "", *_commands(rows)]
 
 
@@ -185,10 +186,18 @@ def _commands(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
         for run in row.runs:
-            command = _provenance(run).get("command")
-            said = shlex.join([Path(command[0]).name, *command[1:]]) if command else "(no provenance.json)"
-            lines.append(f"    {said}   # {run.name}")
+            facts = _provenance(run)
+            if measured := facts.get("measured"):  # by a run of its own, which trained that checkpoint
+                trained = Path(measured["path"]).parent.parent / "provenance.json"
+                if trained.is_file():
+                    lines.append(f"    {_typed(json.loads(trained.read_text(encoding='utf-8')))}   # trains {run.name}")
+            lines.append(f"    {_typed(facts)}   # {run.name}")
     return ["Commands:", "", *lines]
+
+
+def _typed(facts: dict[str, Any]) -> str:
+    command = facts.get("command")
+    return shlex.join([Path(command[0]).name, *command[1:]]) if command else "(no provenance.json)"
 
 
 def _provenance(run: Run) -> dict[str, Any]:
@@ -209,6 +218,8 @@ def _seed(run: Run) -> str:
 
 def _steps(run: Run) -> int:
     """Optimiser steps behind the values: the trainer's own count where the decoded prompts name it."""
+    if "measured" in _provenance(run):
+        return run.step
     kept = [int(path.stem.removeprefix("val-")) for path in (run.folder / "decoded").glob("val-*.csv")]
     return max((step for step in kept if step <= run.step + 1), default=run.step)
 

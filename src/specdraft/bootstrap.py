@@ -21,22 +21,23 @@ Counts: TypeAlias = dict[str, Array]
 Statistic: TypeAlias = Callable[..., Array]
 
 
-def read_counts(folder: Path, step: int) -> Counts:
-    """Fields ``[6]`` of every prompt, from the run's last ``decoded/val-STEP.csv`` up to a step; empty without one.
+def read_counts(folder: Path, step: int, split: str = "val") -> Counts:
+    """Fields ``[6]`` of every prompt, from the run's last ``decoded/SPLIT-STEP.csv`` up to a step; empty without one.
 
     A prompt that occurs twice is summed.
 
     Args:
         folder: Folder of the run.
         step: Training step of the comparison.
+        split: Which rows were decoded, ``val`` or ``test``.
 
     Raises:
         ValueError: If the file lacks a field, naming both.
     """
-    steps = [int(path.stem.removeprefix("val-")) for path in (folder / "decoded").glob("val-*.csv")]
+    steps = [int(path.stem.removeprefix(f"{split}-")) for path in (folder / "decoded").glob(f"{split}-*.csv")]
     if not any(found <= step for found in steps):
         return {}
-    path = folder / "decoded" / f"val-{max(found for found in steps if found <= step)}.csv"
+    path = folder / "decoded" / f"{split}-{max(found for found in steps if found <= step)}.csv"
     out: Counts = {}
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)

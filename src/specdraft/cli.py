@@ -48,8 +48,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 # commands that take the options of fit
 RUN_COMMANDS: dict[str, Callable[..., Any]] = {"cache": cache, "estimate": estimate}
-# commands whose first word may be given without its option
-POSITIONAL = {"inspect": "--path"}
+# commands whose first words may be given without their option
+POSITIONAL = {"inspect": "--path", "compare": "--runs"}
 
 
 class Parser(LightningArgumentParser):

@@ -68,7 +68,9 @@ def test_two_ways_of_decoding_under_autocast(run_cli: Run, tiny_config: Path, tm
     assert sorted(path.name for path in (folder / "decoded").iterdir()) == ["sampled-val-2.csv", "val-2.csv"]
 
 
-def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+def test_validate_and_test_reload_what_was_trained(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_cli("fit", "--config", tiny_config)
     last = tmp_path / "runs/tiny/v/checkpoints/last.ckpt"
     fitted = scalars(tmp_path / "runs/tiny/v")["val/loss"][-1]
@@ -76,6 +78,14 @@ def test_validate_and_test_reload_what_was_trained(run_cli: Run, tiny_config: Pa
         run_cli(command, "--config", tiny_config, "--ckpt_path", last, f"--trainer.logger.version={command}")
         again = scalars(tmp_path / "runs/tiny" / command)
         assert again["val/loss"][-1] == pytest.approx(fitted, rel=1e-5)
+        facts = json.loads((tmp_path / "runs/tiny" / command / "provenance.json").read_text())
+        assert facts["measured"] == {"path": str(last), "step": 6}
+    assert "measured" not in json.loads((tmp_path / "runs/tiny/v/provenance.json").read_text())
+    capsys.readouterr()
+    run_cli("compare", "runs/tiny/validate", "runs/tiny/v", "--format", "json")  # folders without their option
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["tiny/validate"]["step"] == 6
+    assert rows["tiny/v"]["decode/mat"] == pytest.approx(rows["tiny/validate"]["decode/mat"], rel=1e-6)
 
 
 @pytest.mark.parametrize("stop", [2, 5])

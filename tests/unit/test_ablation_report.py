@@ -86,6 +86,27 @@ def test_what_cannot_be_compared_is_said(report: ModuleType, tmp_path: Path) -> 
     assert "(no provenance.json)   # dscout_3_unmasking/version_0" in text
 
 
+def test_a_checkpoint_that_was_measured_later_shows_its_steps_and_both_commands(
+    report: ModuleType, tmp_path: Path
+) -> None:
+    write(tmp_path, "corrector_none", "version_0", [4, 4, 4])
+    trained = write(tmp_path, "corrector_dcoco", "version_0", [5, 5, 5], step=399)
+    later = write(tmp_path, "corrector_dcoco", "version_1", [6, 6, 6], step=0)
+    facts = json.loads((later / "provenance.json").read_text())
+    facts |= {
+        "command": ["specdraft", "validate"],
+        "measured": {"path": f"{trained}/checkpoints/best.ckpt", "step": 400},
+    }
+    (later / "provenance.json").write_text(json.dumps(facts))
+    (trained / "config.yaml").unlink()
+    next(trained.glob("events*")).unlink()  # only the measurement is reported
+    text = report.report([str(tmp_path)])
+    assert cells(text, "corrector_dcoco")[2] == "400"
+    assert "    specdraft fit --config corrector_dcoco.yaml   # trains corrector_dcoco/version_1" in text
+    assert "    specdraft validate   # corrector_dcoco/version_1" in text
+    assert "Measured with target some-target, held-out data chats, num_prompts 16, max_new_tokens 64" in text
+
+
 def test_tuning_is_a_table(report: ModuleType, tmp_path: Path) -> None:
     assessment = {"workload": "all", "concurrency": 4, "chosen": 6, "predicted": 50.0, "measured": 60.0, "best": 6}
     assessment |= {"fixed": 4, "gain": 0.05, "regret": 0.0}

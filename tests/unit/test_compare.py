@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from specdraft.compare import compare, differences, figure, intervals, read_runs, reference_run, table
+from specdraft.compare import compare, figure, intervals, reference_run, table
+from specdraft.runs import differences, read_runs
 
 CONFIG = """
 trainer:
@@ -101,7 +102,7 @@ def test_figure_shows_the_numbers_and_says_what_differs(runs: Path) -> None:
     assert [text.get_text().strip() for text in right.texts] == ["1.00", "1.50", "0.75"]
     (whisker,) = left.lines  # one run kept its prompts
     assert tuple(whisker.get_xdata()) == gains[2]["MAT 95 %"]
-    assert drawn.get_suptitle() == "not comparable in every respect: temperature"
+    assert drawn.get_suptitle() == "not comparable in every respect: decoded prompts, temperature"
     assert figure(found[:1]).get_suptitle() == ""
 
 
@@ -162,6 +163,53 @@ def test_other_prompts_under_one_name_are_told_apart(runs: Path, capsys: pytest.
         assert "NOT comparable" not in printed.out
         assert "NOT comparable" in printed.err
         assert "decoded prompts" in printed.err
+
+
+def test_a_test_run_is_told_apart_from_validation(runs: Path) -> None:
+    for name in ("none", "dcoco"):
+        write_counts(runs / name / "version_0", 1, [0, 5, 10])
+    assert not differences(read_runs([str(runs)]))
+    folder = runs / "none" / "version_0"
+    (folder / "decoded/val-1.csv").rename(folder / "decoded/test-1.csv")
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("train: chats", "train: chats, test: exam"))
+    found = {run.folder.parent.name: run for run in read_runs([str(runs)])}
+    assert len(found["none"].counts) == 3
+    assert differences(list(found.values())) == ['held-out data: "chats" in dcoco/version_0; "exam" in none/version_0']
+
+
+def test_what_some_runs_do_not_tell_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_counts(runs / "none" / "version_0", 1, [0, 5, 10])
+    assert differences(read_runs([str(runs)])) == ["decoded prompts: not known of dcoco/version_0"]
+    compare(str(runs))
+    printed = capsys.readouterr().out
+    assert "measured with target some-target, held-out data chats, num_prompts 16" in printed
+    assert "decoded prompts" in printed.split("NOT comparable")[1]
+
+
+def test_other_types_are_told_apart(runs: Path) -> None:
+    path = runs / "none" / "version_0" / "config.yaml"
+    path.write_text(path.read_text().replace("path: some-target", "path: some-target, dtype: bfloat16"))
+    assert differences(read_runs([str(runs)])) == [
+        'target dtype: null in dcoco/version_0; "bfloat16" in none/version_0'
+    ]
+
+
+def test_a_measured_checkpoint_shows_the_steps_of_its_training(runs: Path) -> None:
+    write_run(runs / "again" / "version_0", [1.5])  # `validate` logs at step 0
+    facts = {"measured": {"path": "runs/x/checkpoints/best.ckpt", "step": 400}}
+    (runs / "again" / "version_0" / "provenance.json").write_text(json.dumps(facts))
+    assert [run.step for run in read_runs([str(runs / "again")])] == [400]
+
+
+def test_callbacks_may_be_one(runs: Path) -> None:
+    path = runs / "none" / "version_0" / "config.yaml"
+    path.write_text(
+        path.read_text()
+        .replace("    - class_path", "      class_path")
+        .replace("      init_args: {n", "      init_args: {n")
+    )
+    assert not differences(read_runs([str(runs)]))
 
 
 def test_other_processors_are_told_apart(runs: Path) -> None:
