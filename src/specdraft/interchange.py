@@ -21,6 +21,7 @@ from specdraft.checkpoints import (
     read_folder,
 )
 from specdraft.checkpoints.facts import KEY
+from specdraft.checkpoints.fields import LAST_LAYER
 from specdraft.checkpoints.lightning_file import Content, from_content, load_content, target_of
 from specdraft.checkpoints.record import TargetFacts
 from specdraft.correctors import Corrector
@@ -181,6 +182,9 @@ def module_from_folder(folder: str, device: str = "cpu", target: str | None = No
     )
     module.to(device)
     module.configure_model()
+    last = module.target.spec.num_layers - 1  # a file need not say how deep its target is
+    if last in found.target.taps:
+        raise ValueError(f"{folder}: tap {last} {LAST_LAYER}")
     if not module.warm_start(folder):
         raise ValueError(f"{folder}: the weights of its {found.corrector.name} do not fit the class of that name")
     return module
@@ -196,6 +200,8 @@ def frozen_rows(checkpoint: DraftCheckpoint) -> FrozenRows:
     if target.name is None:
         raise ValueError("the format repeats the target's matrices, and the checkpoint names no target; give --target")
     model, _ = load_model(target.name)
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ValueError(f"the head of {target.name!r} has a bias, which the format has no place for")
     shape = (target.vocab_size, target.hidden_size)
     rows = {"embedding": model.get_input_embeddings().weight, "head": model.get_output_embeddings().weight}
     for name, matrix in rows.items():

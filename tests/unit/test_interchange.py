@@ -208,6 +208,27 @@ def test_a_folder_without_a_target_asks_for_it(tmp_path: Path) -> None:
         module_from_folder(str(tmp_path / "drafter"))
 
 
+def test_the_last_layer_is_no_tap_even_where_the_file_does_not_know_it(tiny_target: Path, tmp_path: Path) -> None:
+    published(tmp_path / "drafter", target_layer_ids=[0, 3])
+    path = tmp_path / "drafter/config.json"
+    config = json.loads(path.read_text())
+    config.pop("num_target_layers", None)
+    config["dflash_config"].pop("num_target_layers", None)
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="tap 3 is the last layer"):
+        module_from_folder(str(tmp_path / "drafter"), target=str(tiny_target))
+
+
+def test_a_folder_without_a_target_is_not_said_to_fit_deepspec(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(tmp_path / "drafter", sample_from_anchor=True)
+    inspect(str(tmp_path / "drafter"))
+    said = capsys.readouterr().out
+    assert "export deepspec    refused" in said
+    assert "give it with --target" in said
+
+
 def test_a_folder_for_another_target_is_refused(tiny_target: Path, tmp_path: Path) -> None:
     published(tmp_path / "drafter")
     path = tmp_path / "drafter/config.json"

@@ -59,6 +59,8 @@ class DeepSpec(Format):
             )
         if options.causal or options.sliding_window is not None:
             out.append("causal / sliding_window: its layers see the whole context and the whole block")
+        if target.name is None:
+            out.append("the target's name: the format repeats its matrices; give it with --target")
         if list(target.taps) != sorted(target.taps):
             out.append(f"taps {list(target.taps)}: it wants them in increasing order")
         if any(value not in (None, 1.0) for value in target.scales.values()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,13 +57,26 @@ def identity_convolutions(num_layers: int, hidden_size: int, like: Tensor, taps:
     return out
 
 
-def without_identities(tensors: Tensors) -> tuple[Tensors, bool]:
+def without_identities(config: Mapping[str, Any], tensors: Tensors, where: str) -> tuple[Tensors, bool]:
     """Leave out convolutions that change nothing.
+
+    Args:
+        config: Fields, which may announce convolutions.
+        tensors: The tensors.
+        where: What to name in errors.
 
     Returns:
         The tensors, and whether convolutions are left among them, which is all or none.
+
+    Raises:
+        ValueError: If convolutions are announced and none are there.
     """
     rest = {name: t for name, t in tensors.items() if not any(f".{part}." in name for part in CONVOLUTIONS)}
+    if config.get("conv_kernel_size") is not None and len(rest) == len(tensors):
+        raise ValueError(
+            f"{where}: conv_kernel_size is {config['conv_kernel_size']!r}, but the weights hold no convolutions; the file "
+            "is incomplete"
+        )
     for name in tensors.keys() - rest.keys():
         same = torch.zeros_like(tensors[name])
         if name.endswith("base_kernel"):

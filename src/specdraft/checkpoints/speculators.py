@@ -180,7 +180,7 @@ class Speculators(Format):
         if config.get("target_hidden_size") not in (None, layer_config["hidden_size"]):
             raise ValueError(f"{where}: target_hidden_size differs from the drafter's width; specdraft's are equal")
         ids, tensors = _vocabulary(config, tensors, layer_config["vocab_size"], where)
-        tensors, trained = without_identities(tensors)
+        tensors, trained = without_identities(config, tensors, where)
         corrector, tensors, notes = _head(config, tensors, where, trained)
         sliding = layers["sliding_window"] is not None
         options = DFlashOptions(

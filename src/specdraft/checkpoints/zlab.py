@@ -138,7 +138,7 @@ class ZLab(Format):
         layers = read_layers(config, where, nested.get("swa_window_size") if nested.get("use_swa") else None)
         if nested.get("use_swa") and layers["sliding_window"] is None:
             required(nested, "swa_window_size", f"{inner}: use_swa is true, but it", '"swa_window_size": its tokens')
-        tensors, trained = without_identities(tensors)
+        tensors, trained = without_identities(nested, tensors, inner)
         corrector, tensors = self.read_head(nested, tensors, inner)
         count = agreed(where, "num_target_layers", nested.get("num_target_layers"), config.get("num_target_layers"))
         block = agreed(where, "block_size", nested.get("block_size"), config.get("block_size"))

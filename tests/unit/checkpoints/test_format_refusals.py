@@ -129,6 +129,15 @@ def test_convolutions_need_their_sizes(name: str, inner: bool, tmp_path: Path) -
         read_folder(tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["speculators", "zlab"])
+def test_announced_convolutions_must_be_there(name: str, tmp_path: Path) -> None:
+    format_named(name).save(made("selector", conv_kernel_size=2, conv_group_size=8), tmp_path / "out", rows())
+    path = tmp_path / "out/model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if "_conv." not in name}, path)
+    with pytest.raises(ValueError, match="conv_kernel_size is 2, but the weights hold no convolutions"):
+        read_folder(tmp_path / "out")
+
+
 def test_unknown_tensors_and_folders(tmp_path: Path) -> None:
     exported(made(), "zlab", tmp_path / "out")
     path = tmp_path / "out/model.safetensors"
