@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,24 @@ def test_variants_of_the_quickstart_have_names_of_their_own() -> None:
     for words in variants:
         named = any(word.startswith("--trainer.logger.init_args.name=") for word in words)
         assert named or any(overlays.match(word) for word in words), " ".join(words)
+
+
+@pytest.mark.parametrize("budget", ["steps", "slots", "time"])
+@pytest.mark.parametrize(("target", "runs"), [("ablation-dscout", 6), ("ablation-correctors", 8)])
+def test_commands_of_the_ablations_parse(parser: Any, target: str, runs: int, budget: str) -> None:
+    """What ``make`` would run, read without running it."""
+    options = [f"BUDGET={budget}", "CHECKPOINT=best.ckpt", "FIT=--seed_everything 43", "-n"]
+    done = subprocess.run(["make", target, *options], cwd=ROOT, check=True, capture_output=True, text=True)
+    lines = done.stdout.replace("\\\n", " ").split("&&")
+    typed = [shlex.split(line.split("specdraft ", 1)[1]) for line in lines if "specdraft " in line]
+    trained = [words for words in typed if words[0] in TRAINING]
+    assert len(trained) == runs
+    assert typed[-1][:2] == ["compare", "--runs"]
+    for words in trained:
+        chosen = parser.parse_args(words)[words[0]]
+        assert chosen.seed_everything == 43
+        name = chosen.trainer.logger.init_args.name
+        assert f"runs/{name}" in typed[-1]
 
 
 def test_make_targets_and_scripts_exist() -> None:

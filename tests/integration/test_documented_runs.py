@@ -14,7 +14,7 @@ Run = Callable[..., None]
 ELSEWHERE = {
     "bench --checkpoint a.ckpt --suite paper --out runs/paper",
     "bench --checkpoint a.ckpt --suite paper --sets gsm8k=rows.jsonl mt-bench --num_prompts 80 --out runs/paper-80",
-    "bench --checkpoint published-drafter --target NAME --suite paper",
+    "bench --checkpoint published-drafter --target NAME --suite paper --out runs/published",
     "fit --config experiments/qwen3-4b/dflash.yaml",
     "regenerate --prompts prompts.jsonl --out chats.jsonl --endpoint http://localhost:8000 --model SERVED-NAME "
     "--concurrency 64 --max-new-tokens 2048",

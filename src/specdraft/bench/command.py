@@ -11,7 +11,7 @@ from specdraft.bench.cells import AR, HF, Cell, Decode, Job, Measurement, measur
 from specdraft.bench.hf_generate import HFGenerate
 from specdraft.bench.journal import Journal
 from specdraft.bench.profile import write_trace
-from specdraft.bench.report import line, write_reports
+from specdraft.bench.report import line, template, write_reports
 from specdraft.bench.setup import Setup, autoregressive, check_blocks, fixed, numbers, prepare, speculative
 from specdraft.bench.suite import PAPER_TOKENS, suite_rows, write_paper_table
 from specdraft.callbacks.provenance import provenance
@@ -81,6 +81,8 @@ def bench(
     levels = numbers("concurrency", concurrency, [1] if paper else [1, 2, 4, 8])
     if max_new_tokens is None:
         max_new_tokens = PAPER_TOKENS if paper else 128
+    if paper and 1 not in levels:
+        raise ValueError(f"the papers' table is of one request at a time; add 1 to --concurrency {levels}")
     if sets is not None and not paper:
         raise ValueError(f"sets {sets} belong to a suite; add --suite paper, or name one as --prompts")
     if policy is not None:
@@ -135,7 +137,9 @@ def bench(
         raise
     print(write_reports(folder, found, {**facts, **provenance()}))
     if paper:
-        print(write_paper_table(folder, found, setup.target.spec.name, list(dict.fromkeys(setup.families))))
+        name, families = setup.target.spec.name, list(dict.fromkeys(setup.families))
+        said = f"Own rows: {name}, at most {max_new_tokens} new tokens{template(facts)}."
+        print(write_paper_table(folder, found, name, families, said))
     if profile:
         _profile(setup, blocks, found, levels[0], seed, folder)
 

@@ -70,7 +70,7 @@ def markdown(records: Sequence[Record], facts: dict[str, Any], figure: bool = Tr
         f"Target {facts['target']} in {facts['target_dtype']}; drafter in {dtypes}; {facts['device']} ({devices}), "
         f"{facts['threads']} threads; {facts['num_prompts']} prompts of {facts['prompts']}, at most "
         f"{facts['max_new_tokens']} new tokens, top_p {facts['top_p']:g}, top_k {facts['top_k']}, "
-        f"seed {facts['seed']}; {versions}.",
+        f"seed {facts['seed']}{template(facts)}; {versions}.",
         "",
         "Tokens/s and speed-up leave the prefill out; the speed-up is over the lean autoregressive loop (AR) at the "
         "same concurrency. MAT counts the bonus token and is pooled over rounds. Rows that end are refilled until "
@@ -83,6 +83,12 @@ def markdown(records: Sequence[Record], facts: dict[str, Any], figure: bool = Tr
     if figure:
         out += ["", "![tokens/s against concurrency](bench.png)"]
     return "\n".join(out) + "\n"
+
+
+def template(facts: dict[str, Any]) -> str:
+    """What was said to the chat template, empty if nothing."""
+    options = facts.get("template_options")
+    return f", template options {json.dumps(options)}" if options else ""
 
 
 def _throughput(records: Sequence[Record]) -> list[str]:

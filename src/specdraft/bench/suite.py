@@ -54,7 +54,7 @@ def paper_table(records: Sequence[Record], target: str, sets: Sequence[str]) -> 
 
     Args:
         records: One per cell, see :func:`specdraft.bench.cells.summary`; cells at concurrency 1 are shown.
-        target: The target; published figures of another one are marked.
+        target: The target; published figures of it come first.
         sets: The evaluation sets, in the order of the columns.
     """
     out = [
@@ -87,9 +87,11 @@ def paper_table(records: Sequence[Record], target: str, sets: Sequence[str]) -> 
     return "\n".join([*out, "", *sorted(notes), ""])
 
 
-def write_paper_table(folder: Path, records: Sequence[Record], target: str, sets: Sequence[str]) -> str:
-    """Write ``paper.md`` and return its text; arguments of :func:`paper_table`."""
-    text = paper_table(records, target, sets)
+def write_paper_table(
+    folder: Path, records: Sequence[Record], target: str, sets: Sequence[str], made_with: str = ""
+) -> str:
+    """Write ``paper.md`` and return its text; arguments of :func:`paper_table`, and a line about the own rows."""
+    text = paper_table(records, target, sets) + (f"\n{made_with}\n" if made_with else "")
     (folder / "paper.md").write_text(text, encoding="utf-8")
     return text
 

@@ -74,8 +74,8 @@ def without_identities(config: Mapping[str, Any], tensors: Tensors, where: str) 
     rest = {name: t for name, t in tensors.items() if not any(f".{part}." in name for part in CONVOLUTIONS)}
     if config.get("conv_kernel_size") is not None and len(rest) == len(tensors):
         raise ValueError(
-            f"{where}: conv_kernel_size is {config['conv_kernel_size']!r}, but the weights hold no convolutions; the file "
-            "is incomplete"
+            f"{where}: conv_kernel_size is {config['conv_kernel_size']!r}, but the weights hold no convolutions; "
+            "the file is incomplete"
         )
     for name in tensors.keys() - rest.keys():
         same = torch.zeros_like(tensors[name])
