@@ -23,7 +23,8 @@ quickstart: $(STAMP)
 # DScout's parts one by one and left out one by one, over RUN with blocks of BLOCK slots. BUDGET=steps: equal steps, each
 # run measured at its last; BUDGET=slots: equal supervised slots, STEPS of the base and more for runs that supervise fewer
 # per step (shares for quarters of a block of 8 and a quarter of the blocks unmasked; train/supervised_slots shows them);
-# BUDGET=time: equal TIME (days:hours:minutes:seconds) of at most STEPS steps, measured as often as RUN says.
+# BUDGET=time: equal TIME (days:hours:minutes:seconds), measured when it is over. STEPS is then the length of the schedule:
+# choose it so large that TIME comes first, about what the fastest run would do, so that all decay nearly to the end.
 # FIT holds further options, such as "--seed_everything 43"; RUNS is the save_dir of RUN's logger.
 RUN ?= experiments/quickstart.yaml
 BLOCK ?= 8
@@ -41,7 +42,7 @@ PERCENT_dscout_without_unmasking := 62
 last_step = --trainer.max_steps=$(1) --trainer.val_check_interval=$(1)
 budget_steps = $(call last_step,$(STEPS))
 budget_slots = $(call last_step,$(shell echo $$(($(STEPS) * 100 / $(PERCENT_$(1))))))
-budget_time = --trainer.max_steps=$(STEPS) --trainer.max_time=$(TIME)
+budget_time = $(call last_step,$(STEPS)) --trainer.max_time=$(TIME)
 DSCOUT := $(basename $(notdir $(sort $(wildcard experiments/ablations/dscout_*.yaml))))
 
 ablation-dscout: $(STAMP)

@@ -16,13 +16,13 @@ from typing_extensions import override
 
 from specdraft.bootstrap import FIELDS
 from specdraft.callbacks.decoded_views import draw, write_samples
+from specdraft.callbacks.held_out import held_out_requests
 from specdraft.callbacks.naming import check_name, renamed
 from specdraft.callbacks.order import check_order
 from specdraft.callbacks.prompt_counts import counts, digest, sum_over_ranks, write_counts
 from specdraft.callbacks.report import summary_table
 from specdraft.callbacks.writer import tensorboard_writer
 from specdraft.checkpoints import digest as content_digest
-from specdraft.data.selection import dealt
 from specdraft.decoding import (
     BlockPolicy,
     DecodeResult,
@@ -32,6 +32,7 @@ from specdraft.decoding import (
     SamplingParams,
     alternately,
     autoregressive_decode,
+    check_block_size,
     check_threshold,
     load_policy,
     speculative_decode,
@@ -158,6 +159,14 @@ class SpeculativeDecoding(Callback):
         self._log(pl_module)
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Refuse at once what could not be decoded at the first validation."""
+        check_block_size(pl_module.drafter, self.block_size or pl_module.drafter.block_size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said when it is used
+            self._load_policy(trainer, pl_module)
+
+    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._print(trainer)
 
@@ -188,18 +197,9 @@ class SpeculativeDecoding(Callback):
 
     # ------------------------------------------------------------------ measuring
 
-    def _requests(self, trainer: Trainer, module: Any, split: str) -> tuple[list[Request], list[str], list[str]]:
-        """The prompts of all ranks, in the order in which they are dealt, their families and texts."""
-        prompts = trainer.datamodule.prompts(split)  # type: ignore[attr-defined]
-        if not prompts:
-            raise ValueError(f"the data module has no {split} prompts to decode; give it {split} data")
-        chosen = dealt(prompts, [prompt.family for prompt in prompts], self.num_prompts)
-        stops = module.target.stop_token_ids
-        requests = [Request(prompt.prompt_ids, self.max_new_tokens, stops, prompt.family) for prompt in chosen]
-        return requests, [prompt.family for prompt in chosen], [prompt.text for prompt in chosen]
-
     def _measure(self, trainer: Trainer, module: Any, split: str) -> dict[str, float]:
-        everything, all_families, texts = self._requests(trainer, module, split)
+        everything, texts = held_out_requests(trainer, module, split, self.num_prompts, self.max_new_tokens)
+        all_families = [request.workload for request in everything]
         mine = slice(trainer.global_rank, None, trainer.world_size)
         requests, families = everything[mine], all_families[mine]
         module.calibrate()  # to the teacher-forced part of this validation, which is over

@@ -26,7 +26,7 @@ MAY_USE = {
     "data": BASE | {"progress", "scratch"},
     "steps": set(),
     "step_sums": BASE,
-    "sharding": set(),
+    "sharding": {"checkpoints"},
     "correction": BASE | {"correctors", "objectives"},
     "validation": BASE | {"metrics"},
     "module": BASE

@@ -111,6 +111,7 @@ def generate(
     top_k: int = 0,
     block_size: int | None = None,
     policy: str | None = None,
+    workload: str = "",
     seed: int = 0,
     device: str = "auto",
     color: bool | None = None,
@@ -130,6 +131,8 @@ def generate(
         top_k: Candidates of the target's distribution; 0 keeps all.
         block_size: Block size up to the trained one; null is the trained one.
         policy: File written by ``specdraft tune``, which chooses the block size of each round.
+        workload: Kind of the prompt (``family`` of the rows that were tuned on) that the policy chooses by; empty takes
+            what it says of all together.
         seed: Seed of the sampling.
         device: auto, cpu or cuda.
         color: Colour the accepted tokens; null colours on a terminal.
@@ -142,7 +145,7 @@ def generate(
     module = load_module(checkpoint, device, target, drafter_dtype)
     model = module.target
     ids = encode_prompt(model.tokenizer, prompt, template_options)
-    request = Request(ids, max_new_tokens, model.stop_token_ids)
+    request = Request(ids, max_new_tokens, model.stop_token_ids, workload)
     params = SamplingParams(temperature, top_p, top_k)
     generator = torch.Generator(device=model.device).manual_seed(seed)
     baseline = autoregressive_decode(model, [request], params=params, concurrency=1, generator=generator)

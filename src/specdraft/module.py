@@ -162,7 +162,9 @@ class DraftingModule(LightningModule):
         self._build(data.family_names() if data is not None else [])
         if self._trainer is None or self.trainer.state.fn != "fit":
             self._start_from = None if self._trainer is None else self.init_from
-        elif self.init_from:
+            return
+        self.objective.check_trains(self.drafter.block_size, self.drafter.first_slot, self.train_drafter)
+        if self.init_from:
             self.warm_start(self.init_from)
         elif self.draft_vocab_size:
             self.draft_token_ids.copy_(most_frequent(data, self.draft_vocab_size))
@@ -302,8 +304,7 @@ class DraftingModule(LightningModule):
         """Teacher-forced drafts for offline analysis, see :meth:`specdraft.correction.Corrected.choices`."""
         batch = self._with_features(batch)
         blocks = self.objective.validation_blocks(batch, **self._shape(), limit=self.val_anchors)
-        out, _ = self._corrected(batch, blocks)
-        return out.choices(blocks)
+        return self._corrected(batch, blocks)[0].choices(blocks)
 
     def _with_features(self, batch: DraftBatch) -> DraftBatch:
         wants_last = self.needs_last_hidden

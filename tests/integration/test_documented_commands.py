@@ -159,6 +159,9 @@ def test_commands_of_the_ablations_parse(parser: Any, target: str, runs: int, bu
     for words in trained:
         chosen = parser.parse_args(words)[words[0]]
         assert chosen.seed_everything == 43
+        if words[0] == "fit":  # measured at its last step, or when the time is over
+            assert chosen.trainer.val_check_interval == chosen.trainer.max_steps
+            assert (chosen.trainer.max_time is not None) == (budget == "time" and target == "ablation-dscout")
         name = chosen.trainer.logger.init_args.name
         assert f"runs/{name}" in typed[-1]
 

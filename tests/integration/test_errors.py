@@ -32,12 +32,26 @@ def expect(capsys: pytest.CaptureFixture[str], run_cli: Run, *words: object) -> 
         ("--model.drafter.init_args.block_size=1", "block_size 1"),
         ("--model.draft_vocab_size=1000", "draft_vocab_size 1000"),
         ("--model.init_from=nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
+        (
+            "--model.objective.init_args.inclusion=MixedHorizon --model.objective.init_args.inclusion.horizons=[2,8]",
+            "horizon 8 is larger than the drafter's block size 4",
+        ),
+        (
+            "--model.objective.init_args.inclusion=MixedHorizon --model.objective.init_args.inclusion.horizons=[2,3]",
+            "the largest horizon 3 is below the drafter's block size 4",
+        ),
+        (
+            "--trainer.callbacks+=SpeculativeDecoding --trainer.callbacks.name=other --trainer.callbacks.block_size=8",
+            "block_size 8 must be in 2..4",
+        ),
+        ("--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging", "use_buffers: false"),
     ],
 )
 def test_bad_options(
     run_cli: Run, tiny_config: Path, capsys: pytest.CaptureFixture[str], option: str, match: str
 ) -> None:
-    assert match in expect(capsys, run_cli, "fit", "--config", tiny_config, option)
+    assert match in expect(capsys, run_cli, "fit", "--config", tiny_config, *option.split())
+    assert not list(tiny_config.parent.rglob("*.ckpt")), "trained before it was refused"
 
 
 def test_checkpoint_of_another_shape_or_target(

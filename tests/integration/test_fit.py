@@ -88,10 +88,18 @@ def test_validate_and_test_reload_what_was_trained(
     assert rows["tiny/v"]["decode/mat"] == pytest.approx(rows["tiny/validate"]["decode/mat"], rel=1e-6)
 
 
-@pytest.mark.parametrize("stop", [2, 5])
-def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp_path: Path, stop: int) -> None:
+@pytest.mark.parametrize(("stop", "averaged"), [(2, False), (5, False), (4, True)])
+def test_resume_equals_an_uninterrupted_run(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, stop: int, averaged: bool
+) -> None:
     text = tiny_config.read_text()
-    tiny_config.write_text(text.replace("tap_norm: true}", "tap_norm: true, dropout: 0.1}"))
+    average = "    - class_path: lightning.pytorch.callbacks.EMAWeightAveraging\n"
+    average += "      init_args: {decay: 0.6, use_buffers: false}\n"
+    tiny_config.write_text(
+        text.replace("tap_norm: true}", "tap_norm: true, dropout: 0.1}").replace(
+            "    - class_path: Provenance\n", "    - class_path: Provenance\n" + average * averaged
+        )
+    )
     run_cli("fit", "--config", tiny_config, "--trainer.logger.version=whole")
     # the schedule knows the whole run, so an interruption is simulated by raising, not by a smaller max_steps
     from lightning.pytorch import Callback
@@ -115,8 +123,14 @@ def test_resume_equals_an_uninterrupted_run(run_cli: Run, tiny_config: Path, tmp
     whole = torch.load(tmp_path / "runs/tiny/whole/checkpoints/last.ckpt", weights_only=True)
     resumed = torch.load(last, weights_only=True)
     assert resumed["global_step"] == whole["global_step"] == 6
-    for key, value in whole["state_dict"].items():
-        torch.testing.assert_close(resumed["state_dict"][key], value, rtol=0, atol=0)
+    states = ["state_dict", *(["current_model_state"] if averaged else [])]  # averages, and what is trained
+    for state in states:
+        for key, value in whole[state].items():
+            torch.testing.assert_close(resumed[state][key], value, rtol=0, atol=0)
+    if averaged:
+        name = "drafter.fc.weight"
+        assert not torch.equal(whole["state_dict"][name], whole["current_model_state"][name])
+        assert resumed["averaging_state"] == whole["averaging_state"]
 
 
 @pytest.mark.parametrize(("accumulate", "stop", "every"), [(1, 2, 6), (2, 4, 6), (2, 5, 1)])

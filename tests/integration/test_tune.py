@@ -123,6 +123,15 @@ def test_tune_and_its_policy(
         run_cli("fit", "--config", callback_with(tiny_config, "policy: policy.yaml"), "--trainer.logger.version=p")
     assert len([w for w in seen if "was made for" in str(w.message)]) == 1
 
+    # a prompt is of the kind that it is said to be
+    kinds = {name: dict.fromkeys(levels, 2 if name == "add" else 4) for name, levels in table.choices.items()}
+    PolicyFile("StaticTable", file.made_for, (replace(table, choices=kinds),)).write(Path("policy.yaml"))
+    words = ("generate", "--checkpoint", last, "--policy", "policy.yaml", "--device=cpu", "--max_new_tokens=10")
+    capsys.readouterr()
+    for workload, size in ((("--workload", "add"), 2), ((), 4)):
+        run_cli(*words, *workload, "--prompt", "add one and two")
+        assert f"block size: {size} in" in capsys.readouterr().out
+
     # the callback decodes by it: every block has the size that the policy says
     smaller = replace(table, choices={name: dict.fromkeys(levels, 2) for name, levels in table.choices.items()})
     PolicyFile("StaticTable", file.made_for, (smaller,)).write(Path("policy.yaml"))

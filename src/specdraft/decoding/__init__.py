@@ -7,6 +7,7 @@ from specdraft.decoding.engine import speculative_decode
 from specdraft.decoding.policy import BlockPolicy, FixedBlock, RunningSurvival, StaticTable, TunedPolicy
 from specdraft.decoding.policy_file import MadeFor, PolicyFile, load_policy
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RequestResult, RoundLog
+from specdraft.decoding.rounds import check_block_size
 from specdraft.decoding.sampling import SamplingParams, next_tokens, sample, to_probs
 from specdraft.decoding.schedule import check_requests
 from specdraft.decoding.tuned import TunedTables
@@ -31,6 +32,7 @@ __all__ = [
     "TunedTables",
     "alternately",
     "autoregressive_decode",
+    "check_block_size",
     "check_requests",
     "check_threshold",
     "load_policy",

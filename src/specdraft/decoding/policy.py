@@ -194,7 +194,8 @@ class _Acceptance:
         self._accepted = [keep * count for count in self._accepted]
 
     def add(self, drafted: int, accepted: int) -> None:
-        for k in range(min(drafted, accepted + 1)):
+        # a policy of the other slot convention knows one position less
+        for k in range(min(drafted, accepted + 1, len(self._offered))):
             self._offered[k] += 1
             self._accepted[k] += k < accepted
 

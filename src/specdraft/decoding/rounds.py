@@ -44,6 +44,21 @@ class RowState:
         self.stops.copy_(schedule.stops(device))
 
 
+def check_block_size(drafter: DecodingDrafter, block_size: int) -> int:
+    """First slot that predicts.
+
+    Raises:
+        ValueError: If the block does not fit the drafter.
+    """
+    first = 0 if drafter.sample_from_anchor else 1
+    if not first < block_size <= drafter.block_size:
+        raise ValueError(
+            f"block_size {block_size} must be in {first + 1}..{drafter.block_size}: a block needs a slot that "
+            "predicts, and no more slots than the drafter was made for"
+        )
+    return first
+
+
 @dataclass(frozen=True)
 class Parts:
     """What takes part in every round and does not change while decoding."""
@@ -93,12 +108,7 @@ class Round:
 
     def __init__(self, parts: Parts, block_size: int) -> None:
         drafter, device = parts.drafter, parts.target.device
-        self.first = 0 if drafter.sample_from_anchor else 1
-        if not self.first < block_size <= drafter.block_size:
-            raise ValueError(
-                f"block_size {block_size} must be in {self.first + 1}..{drafter.block_size}: a block needs a slot that "
-                "predicts, and no more slots than the drafter was made for"
-            )
+        self.first = check_block_size(drafter, block_size)
         self.parts = parts
         self.drafts = block_size - self.first
         self.masks = torch.full((1, block_size - 1), parts.mask_token_id, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,28 @@ class Objective:
     def set_progress(self, progress: float) -> None:
         """Tell the inclusion which part of the training is done, 0..1, for a curriculum."""
         self.inclusion.set_progress(progress)
+
+    def check_trains(self, block_size: int, first_slot: int, train_drafter: bool) -> None:
+        """Refuse what would leave slots of the drafter untrained, before the first step.
+
+        Args:
+            block_size: Slots B of a full block.
+            first_slot: First slot that predicts a token, 0 or 1.
+            train_drafter: Whether the drafter is trained, or a corrector alone.
+
+        Raises:
+            ValueError: If a horizon does not fit the block, or the largest never reaches its end.
+        """
+        self.set_progress(1.0)  # where a curriculum ends
+        largest = max(self.inclusion.trained_horizons(block_size, first_slot))
+        if train_drafter and largest < block_size:
+            raise ValueError(
+                f"the largest horizon {largest} is below the drafter's block size {block_size}, whose later slots "
+                f"would never be trained; set block_size to {largest}, or add {block_size} to the horizons"
+            )
+        if self.terms and not train_drafter:
+            names = ", ".join(type(term).__name__ for term in self.terms)
+            warnings.warn(f"{names}: terms train the drafter, which is frozen here; they have no effect", stacklevel=2)
 
     def blocks(
         self,

@@ -99,7 +99,9 @@ def survival_is_nested(module: DraftingModule) -> bool:
     """
     drafter = module.drafter
     horizons = module.objective.inclusion.trained_horizons(drafter.block_size, drafter.first_slot)
-    return len(horizons) > 1 or bool(getattr(drafter, "causal", False))
+    # the objective of a run that trained the corrector alone says nothing of the drafter
+    mixed = module.train_drafter and len(horizons) > 1
+    return mixed or bool(getattr(drafter, "causal", False))
 
 
 def depth_of(module: DraftingModule) -> int:

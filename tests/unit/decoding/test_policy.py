@@ -177,6 +177,15 @@ def test_running_survival_finds_the_best_block(rate, rows):
     assert policy.survival("", 8)[0] == pytest.approx(rate, abs=0.05)
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_running_survival_of_the_other_slot_convention_goes_on(nested):
+    """Tuned for B - 1 drafts, used where B are drafted: the last of them is accepted too."""
+    policy = RunningSurvival(tables(nested), window=10, prior=2)
+    for size in SIZES:
+        policy.observe("", size, size, size)
+    assert policy.choose([""], 1) == max(SIZES)
+
+
 def test_running_survival_is_the_product_limit_estimate():
     policy = RunningSurvival(tables(), window=10, prior=2)
     rounds = [(8, 7, 3), (2, 1, 1), (5, 4, 0), (8, 2, 2), (3, 2, 1)]
