@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -241,9 +241,7 @@ class ChatDataModule(LightningDataModule):
 
     def _reader(self, name: Split) -> FeatureReader | None:
         if name not in self._readers:
-            trainer, barrier = self.trainer, None
-            if trainer is not None:
-                barrier = _barrier(trainer, name)
+            trainer = self.trainer
             self._readers[name] = self.features.prepare(
                 self._target,
                 self.tokens(name),
@@ -251,7 +249,7 @@ class ChatDataModule(LightningDataModule):
                 last_hidden=self._last_hidden,
                 rank=trainer.global_rank if trainer else 0,
                 world_size=trainer.world_size if trainer else 1,
-                barrier=barrier,
+                agree=trainer.strategy.reduce_boolean_decision if trainer else None,
             )
         return self._readers[name]
 
@@ -277,10 +275,6 @@ class ChatDataModule(LightningDataModule):
             held = by_family(list(read_rows(source, "heldout", self.packaged_folder)), self.families)
             return list(rows), held
         return split(rows, self.val_fraction)
-
-
-def _barrier(trainer: Any, name: str) -> Callable[[], None]:
-    return lambda: trainer.strategy.barrier(f"features of {name}")
 
 
 def _last_text(row: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ class FeatureSource(ABC):
         last_hidden: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        barrier: Callable[[], None] | None = None,
+        agree: Callable[[bool], bool] | None = None,
     ) -> FeatureReader | None:
         """Make the features of a split ready.
 
@@ -45,7 +46,7 @@ class FeatureSource(ABC):
             last_hidden: Whether the last hidden state is needed too.
             rank: Rank of this process.
             world_size: Number of processes.
-            barrier: Waits until all processes are there.
+            agree: Waits until all processes are there and says whether all came with true.
 
         Returns:
             A reader, or None when the module extracts the features itself.
@@ -65,7 +66,7 @@ class OnlineFeatures(FeatureSource):
         last_hidden: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        barrier: Callable[[], None] | None = None,
+        agree: Callable[[bool], bool] | None = None,
     ) -> FeatureReader | None:
         return None
 
@@ -128,28 +129,34 @@ class CachedFeatures(FeatureSource):
         last_hidden: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        barrier: Callable[[], None] | None = None,
+        agree: Callable[[bool], bool] | None = None,
     ) -> FeatureReader | None:
-        wait = barrier or (lambda: None)
         store = self.store(target, rows, split, last_hidden)
-        if store.stale(refuse=self.dir is not None) and rank == 0:
+
+        def begin() -> None:
+            rank_zero_info(f"extracting features of {split}: {store.size / 2**30:.2f} GiB into {store.folder}")
+            store.create()
+
+        def end() -> None:
+            if not store.finish():
+                raise RuntimeError(f"{len(store.pending())} files of {store.folder} are missing; do all ranks see it?")
+
+        together = partial(_together, agree or (lambda done: done), rank)
+        together(lambda: self._clear(target, rows, store))
+        if not store.complete:
+            together(begin)
+            together(lambda: self.fill(target, rows, store, rank, world_size), everywhere=True)
+            together(end)
+        return store.open()
+
+    def _clear(self, target: Any, rows: TokenisedRows, store: FeatureStore) -> None:
+        """Discard what was made for something else; refuse to where the user named the folder."""
+        if store.stale(refuse=self.dir is not None):
             store.discard()
-        if rank == 0 and not matches(target, rows, store):
+        if not matches(target, rows, store):
             if self.dir is not None:
                 raise self.other_weights(store)
             store.discard()
-        wait()
-        if not store.complete:
-            if rank == 0:
-                rank_zero_info(f"extracting features of {split}: {store.size / 2**30:.2f} GiB into {store.folder}")
-                store.create()
-            wait()
-            self.fill(target, rows, store, rank, world_size)
-            wait()
-            if rank == 0 and not store.finish():
-                raise RuntimeError(f"{len(store.pending())} files of {store.folder} are missing; do all ranks see it?")
-            wait()
-        return store.open()
 
     def store(self, target: Any, rows: TokenisedRows, split: str, last_hidden: bool) -> FeatureStore:
         """Files of a split; arguments as of :meth:`prepare`."""
@@ -196,3 +203,19 @@ class CachedFeatures(FeatureSource):
             fast = self.dtype != "float32" and torch.device(device).type == "cpu" and has_fast_bf16()
             return "medium" if fast else torch.get_float32_matmul_precision()
         return precision
+
+
+def _together(agree: Callable[[bool], bool], rank: int, work: Callable[[], None], everywhere: bool = False) -> None:
+    """Work on rank 0, or on every rank, and go on once all are done; where one fails all do, and nobody waits forever.
+
+    Raises:
+        RuntimeError: If another rank failed, which shows its own error.
+    """
+    failed: Exception | None = None
+    if everywhere or rank == 0:
+        try:
+            work()
+        except Exception as error:
+            failed = error
+    if not agree(failed is None):
+        raise failed or RuntimeError("another rank could not prepare the features; its own error says why")

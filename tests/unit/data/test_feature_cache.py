@@ -1,4 +1,5 @@
 import json
+from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -163,20 +164,66 @@ def test_values_that_are_not_finite_name_their_row(tmp_path):
     assert not list(tmp_path.rglob("manifest.json"))
 
 
-def test_ranks_extract_their_share(tmp_path):
-    """Two ranks in turn: the barrier of one runs the other up to the same place."""
-    from threading import Barrier, Thread
+def in_two_threads(run):
+    """Call ``run(rank, agree)`` as two ranks that wait for each other; their errors."""
+    barrier, said, errors = Barrier(2, timeout=20), [True, True], [None, None]
 
-    barrier, data, readers = Barrier(2, timeout=20), rows(7), [None, None]
+    def rank(mine):
+        def agree(done):
+            said[mine] = done
+            barrier.wait()
+            both = all(said)
+            barrier.wait()  # before either says something else
+            return both
 
-    def run(rank):
-        readers[rank] = CachedFeatures(str(tmp_path), "float32").prepare(
-            FakeTarget(), data, "train", rank=rank, world_size=2, barrier=barrier.wait
-        )
+        try:
+            run(mine, agree)
+        except Exception as error:
+            errors[mine] = error
 
-    threads = [Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [Thread(target=rank, args=(mine,)) for mine in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
+    return errors
+
+
+@pytest.mark.parametrize("breaks", ["create", "finish", "weights", "fill"])
+def test_an_error_of_one_rank_ends_all(tmp_path, monkeypatch, breaks):
+    """Nobody is left waiting, and the rank that failed says why."""
+    data = rows(7)
+
+    def fails(*_, **__):
+        raise OSError("disk full")
+
+    if breaks == "weights":
+        CachedFeatures(str(tmp_path), "float32").prepare(FakeTarget(), data, "train")
+        monkeypatch.setattr("specdraft.data.features.matches", lambda *_: False)
+    elif breaks == "fill":
+        fill = CachedFeatures.fill
+        monkeypatch.setattr(CachedFeatures, "fill", lambda self, *given: fails() if given[3] else fill(self, *given))
+    else:
+        monkeypatch.setattr(f"specdraft.data.features.FeatureStore.{breaks}", fails)
+
+    def run(rank, agree):
+        CachedFeatures(str(tmp_path), "float32").prepare(
+            FakeTarget(), data, "train", rank=rank, world_size=2, agree=agree
+        )
+
+    errors = in_two_threads(run)
+    mine = 1 if breaks == "fill" else 0
+    assert ("not those of the weights" if breaks == "weights" else "disk full") in str(errors[mine])
+    assert "another rank could not prepare the features" in str(errors[1 - mine])
+
+
+def test_ranks_extract_their_share(tmp_path):
+    data, readers = rows(7), [None, None]
+
+    def run(rank, agree):
+        readers[rank] = CachedFeatures(str(tmp_path), "float32").prepare(
+            FakeTarget(), data, "train", rank=rank, world_size=2, agree=agree
+        )
+
+    in_two_threads(run)
     for i in range(len(data)):
         expected = online(FakeTarget(), data.tokens(i))[0]
         assert all(torch.equal(reader.read(i)[0], expected) for reader in readers)
