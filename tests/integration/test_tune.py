@@ -85,6 +85,8 @@ def test_tune_and_its_policy(
         )
         assert (a["measured"], a["best_measured"]) == (rates[a["chosen"]], max(rates.values()))
         assert a["regret"] == pytest.approx(1 - a["measured"] / a["best_measured"])
+        assert a["drift"] > 0
+        assert a["error_at_equal_speed"] == pytest.approx(a["predicted"] / a["drift"] / a["measured"] - 1)
         assert a["gain"] == pytest.approx(a["measured"] / rates[a["fixed"]] - 1)
         mats = next(g for g in check["mat"] if (g["workload"], g["concurrency"]) == (a["workload"], a["concurrency"]))
         seconds = next(
@@ -98,6 +100,10 @@ def test_tune_and_its_policy(
     assert "chosen block size" in text
     assert "against the exhaustive grid" in text
     assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+    # the speed of the machine was measured with the latencies, in the same turns
+    parts = [json.loads(line).get("cell") for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert {f"AR/c{rows}/t0/latency-{turn}" for rows in (1, 3) for turn in (0, 1)} <= set(parts)
 
     # a rerun continues: nothing is measured again
     before = (folder / "requests.jsonl").read_text()

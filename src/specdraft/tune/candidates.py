@@ -23,11 +23,13 @@ class Candidate:
         path: The checkpoint.
         depth: Decoder layers of its drafter.
         tables: One per temperature.
+        plain: Seconds of an autoregressive step by concurrency, measured among the latencies; one per temperature.
     """
 
     path: str
     depth: int
     tables: tuple[TunedTables, ...]
+    plain: tuple[dict[int, float], ...]
 
     @property
     def grids(self) -> list[Grid]:
@@ -55,13 +57,14 @@ def measure_candidate(
     path, module = meters[0].path, meters[0].module
     blocks = sorted(check_blocks(path, module, numbers("block_sizes", sizes, default_blocks(module))))
     nested = not remeasure and survival_is_nested(module)
-    tables = []
+    tables, steps = [], []
     for meter in meters:
         survival = meter.survival(blocks, nested, max(levels))
-        latency = meter.latency(blocks, levels, repeats)
+        latency, plain = meter.latency(blocks, levels, repeats)
+        steps.append(plain)
         choices = best_blocks(predicted_grid(survival, latency))
         tables.append(TunedTables(meter.params.temperature, survival, latency, choices, nested))
-    return Candidate(path, depth_of(module), tuple(tables))
+    return Candidate(path, depth_of(module), tuple(tables), tuple(steps))
 
 
 def choose_candidate(depths: Sequence[int], measure: Callable[[int], Candidate], every: bool) -> list[Candidate]:

@@ -117,8 +117,9 @@ def tune(
         print(f"{choices_table(best)}\nwrote {path}", flush=True)
         checks: list[Check] = []
         if check:
-            for meter, tables, grid in zip(meters(best.path), best.tables, best.grids, strict=True):
-                checks.append(check_run(meter, tables, grid, levels))
+            per_temperature = zip(meters(best.path), best.tables, best.grids, best.plain, strict=True)
+            for meter, tables, grid, plain in per_temperature:
+                checks.append(check_run(meter, tables, grid, levels, plain))
     except KeyboardInterrupt:
         print(f"\ninterrupted; what was measured is in {folder / 'requests.jsonl'}, go on with --resume")
         raise

@@ -76,8 +76,10 @@ class Meter:
             out = {name: {size: curves[longest][: size - first] for size in sizes} for name, curves in out.items()}
         return out
 
-    def latency(self, sizes: Sequence[int], levels: Sequence[int], repeats: int) -> dict[int, dict[int, float]]:
-        """Median seconds of a round by block size and concurrency, all rows busy.
+    def latency(
+        self, sizes: Sequence[int], levels: Sequence[int], repeats: int
+    ) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
+        """Median seconds of a round by block size and concurrency, and of an autoregressive step, all rows busy.
 
         The repeats go round all configurations, so that a machine that slows down does so for all of them.
 
@@ -91,13 +93,19 @@ class Meter:
             for rows in levels:
                 # nothing but the limit ends a row, or a short answer would leave the batch before anything is measured
                 requests = [replace(r, stop_ids=()) for r in taken(self.setup.requests, turn * rows, rows)]
-                for size in sizes:
-                    run = self._run(size, fixed(size), rows, requests, f"latency-{turn}")
+                part = f"latency-{turn}"
+                jobs = {size: self._job(size, fixed(size), rows, part) for size in sizes}
+                for size, job in {0: self._plain(rows, part), **jobs}.items():
+                    (run,) = self._measured([job], requests)
                     shapes = [shape for shape in run.totals["shapes"] if shape["rows"] == rows]
                     found.setdefault((size, rows), []).append(median(shape["median_seconds"] for shape in shapes))
-        return {size: {rows: median(found[size, rows]) for rows in levels} for size in sizes}
+        middle = {key: median(values) for key, values in found.items()}
+        plain = {rows: middle[0, rows] for rows in levels}
+        return {size: {rows: middle[size, rows] for rows in levels} for size in sizes}, plain
 
-    def check(self, rows: int, ways: Sequence[Way]) -> tuple[dict[int | str, dict[str, Throughput]], float]:
+    def check(
+        self, rows: int, ways: Sequence[Way]
+    ) -> tuple[dict[int | str, dict[str, Throughput]], dict[str, Throughput]]:
         """Measured throughput with full rows, by way and workload, and of ``all`` together.
 
         The ways and the lean autoregressive loop take turns within a workload.
@@ -107,7 +115,7 @@ class Meter:
             ways: What is compared.
 
         Returns:
-            The throughputs, and tokens per second of the autoregressive loop over all workloads.
+            The throughputs, and those of the autoregressive loop by workload.
         """
         keys: list[int | str] = [way.key for way in ways]
         counted: dict[int | str, dict[str, list[dict[str, Any]]]] = {key: {} for key in [AR, *keys]}
@@ -115,20 +123,21 @@ class Meter:
             own = [request for request in self.setup.requests if request.workload == workload]
             requests = taken(own, 0, max(len(own), PROMPTS_PER_ROW * rows))
             part = f"check-{workload}"
-            plain = Job(
-                Cell(AR, rows, self.params.temperature, part=part),
-                partial(autoregressive, self.setup.target, self.params, rows, self.seed),
-            )
-            jobs = [plain, *(self._job(way.size, way.policy, rows, part, way.name) for way in ways)]
+            jobs = [self._plain(rows, part), *(self._job(way.size, way.policy, rows, part, way.name) for way in ways)]
             for key, run in zip(counted, self._measured(jobs, requests), strict=True):
                 counted[key][workload] = fullest(run.totals["shapes"])
         found = {key: pooled(shapes) for key, shapes in counted.items()}
-        return {key: found[key] for key in keys}, found[AR][ALL].tokens_per_second
+        return {key: found[key] for key in keys}, found[AR]
 
     def _run(
         self, size: int, policy: Callable[[], BlockPolicy], rows: int, requests: Sequence[Request], part: str
     ) -> Measurement:
         return self._measured([self._job(size, policy, rows, part)], requests)[0]
+
+    def _plain(self, rows: int, part: str) -> Job:
+        """The lean autoregressive loop."""
+        cell = Cell(AR, rows, self.params.temperature, part=part)
+        return Job(cell, partial(autoregressive, self.setup.target, self.params, rows, self.seed))
 
     def _job(self, size: int, policy: Callable[[], BlockPolicy], rows: int, part: str, name: str | None = None) -> Job:
         cell = Cell(self.setup.labels[self.path], rows, self.params.temperature, size, self.path, name, part)

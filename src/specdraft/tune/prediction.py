@@ -74,6 +74,7 @@ class Assessment:
         best_measured: Its rate; the largest of noisy values, so that the regret is more often over- than understated.
         fixed: Best single block size for all pairs.
         fixed_measured: Its rate here.
+        drift: Seconds of an autoregressive step when this was measured, over those when latencies were.
     """
 
     workload: str
@@ -85,11 +86,20 @@ class Assessment:
     best_measured: float
     fixed: int
     fixed_measured: float
+    drift: float = 1.0
 
     @property
     def error(self) -> float:
         """Relative error of the prediction, ``predicted / measured - 1``."""
         return self.predicted / self.measured - 1
+
+    @property
+    def error_at_equal_speed(self) -> float:
+        """The error that is not the machine's: of the prediction for the speed that it had in the check.
+
+        The autoregressive loop, which took turns with what was measured both times, tells that speed.
+        """
+        return self.predicted / self.drift / self.measured - 1
 
     @property
     def gain(self) -> float:
@@ -102,13 +112,19 @@ class Assessment:
         return 1 - self.measured / self.best_measured
 
 
-def assess(predicted: Grid, measured: Grid, choices: Mapping[str, Mapping[int, int]]) -> list[Assessment]:
+def assess(
+    predicted: Grid,
+    measured: Grid,
+    choices: Mapping[str, Mapping[int, int]],
+    drift: Mapping[Pair, float] | None = None,
+) -> list[Assessment]:
     """Compare the choices with the exhaustive grid.
 
     Args:
         predicted: Predicted tokens per second.
         measured: Measured tokens per second, of the same block sizes; its pairs are assessed.
         choices: Workload to concurrency to chosen block size.
+        drift: How much slower the machine had become when each pair was measured; None where nobody knows.
     """
     # all together is the sum of the others, it must not vote with them
     pairs = [pair for pair in measured if pair[0] != ALL] or list(measured)
@@ -128,6 +144,7 @@ def assess(predicted: Grid, measured: Grid, choices: Mapping[str, Mapping[int, i
                 rates[best],
                 fixed,
                 rates[fixed],
+                1.0 if drift is None else drift[workload, rows],
             )
         )
     return out

@@ -59,7 +59,7 @@ def test_checkpoints_are_searched_by_depth(monkeypatch):
 
     def measure(index):
         measured.append(index)
-        return Candidate(str(index), index, ())
+        return Candidate(str(index), index, (), ())
 
     found = choose_candidate(range(8), measure, every=False)
     assert found[0].path == "2"

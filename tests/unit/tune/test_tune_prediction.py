@@ -87,6 +87,15 @@ def test_assessment():
     assert (both.chosen, both.gain) == (2, 14.0)
 
 
+def test_a_machine_that_slows_down_is_told_from_a_wrong_prediction():
+    predicted, measured = {("all", 1): {2: 20.0, 4: 12.0}}, {("all", 1): {2: 10.0, 4: 7.0}}
+    (one,) = assess(predicted, measured, best_blocks(predicted), {("all", 1): 1.9})
+    assert one.error == pytest.approx(1.0)
+    assert one.error_at_equal_speed == pytest.approx(20 / 1.9 / 10 - 1)
+    (same,) = assess(predicted, measured, best_blocks(predicted))
+    assert same.error == same.error_at_equal_speed
+
+
 def test_geometric_mean():
     assert geometric_mean([1.0, 100.0]) == pytest.approx(10)
     assert geometric_mean([0.0, 3.0]) == 0
