@@ -80,7 +80,7 @@ class Provenance(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if not trainer.training and trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":
             self._measured = {"path": str(trainer.ckpt_path), "step": int(checkpoint.get("global_step", 0))}
             self._write(trainer)
 

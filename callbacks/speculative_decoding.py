@@ -162,6 +162,7 @@ class SpeculativeDecoding(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Refuse at once what could not be decoded at the first validation."""
         check_block_size(pl_module.drafter, self.block_size or pl_module.drafter.block_size)
+        with_threshold(pl_module.corrector, self.confidence_threshold)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when it is used
             self._load_policy(trainer, pl_module)

@@ -170,7 +170,7 @@ def test_confidences_are_learnt_calibrated_stored_and_cut(
         module.on_load_checkpoint(torch.load(best, weights_only=True))
 
 
-def test_threshold_is_checked(run_cli: Run, tiny_config: Path) -> None:
+def test_threshold_is_checked(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
     text = tiny_config.read_text()
     tiny_config.write_text(text.replace("concurrency: 2}", "concurrency: 2, confidence_threshold: 1.5}"))
     with pytest.raises(ValueError, match=r"confidence_threshold must be in \[0, 1\], got 1.5"):
@@ -178,6 +178,7 @@ def test_threshold_is_checked(run_cli: Run, tiny_config: Path) -> None:
     tiny_config.write_text(text.replace("concurrency: 2}", "concurrency: 2, confidence_threshold: 0.5}"))
     with pytest.raises(ValueError, match="DCOCO gives no confidence"):
         run_cli("fit", "--config", tiny_config, *overlay("dcoco"))
+    assert not list(tmp_path.glob("runs/**/*.ckpt"))  # before the first step
 
 
 def test_losses_of_candidates_are_chosen_by_class(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Corrector(nn.Module, ABC):
 
     @property
     def confidence_head(self) -> ConfidenceHead | None:
-        """The head that rates the drafts; validation calibrates it."""
+        """The head that rates the drafts; validation calibrates it. None: proposals carry no confidences."""
         return None
 
     @property

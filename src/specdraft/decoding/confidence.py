@@ -24,12 +24,14 @@ class ConfidenceCut:
             certain.
 
     Raises:
-        ValueError: If the threshold is outside [0, 1].
+        ValueError: If the threshold is outside [0, 1], or the corrector has no ``confidence_head``.
     """
 
     def __init__(self, corrector: DecodingCorrector, threshold: float) -> None:
         check_threshold(threshold)
         self.corrector, self.threshold = corrector, threshold
+        if getattr(corrector, "confidence_head", self) is None:  # known before anything is decoded
+            raise self._no_confidence()
 
     def propose(
         self,
@@ -47,20 +49,23 @@ class ConfidenceCut:
         """
         proposal = self.corrector.propose(hidden, base_logits, anchor, temperature, generator, head)
         if proposal.confidence is None:
-            raise ValueError(
-                f"{type(self.corrector).__name__} gives no confidence, but confidence_threshold is {self.threshold:g}; "
-                "use MarkovCorrector with confidence: true, or threshold 0"
-            )
+            raise self._no_confidence()
         # the product never rises, so those at the threshold are a prefix
         limit = (proposal.confidence.cumprod(-1) >= self.threshold).sum(-1)
         return replace(proposal, limit=limit)
+
+    def _no_confidence(self) -> ValueError:
+        return ValueError(
+            f"{type(self.corrector).__name__} gives no confidence, but confidence_threshold is {self.threshold:g}; "
+            "use MarkovCorrector with confidence: true, or threshold 0"
+        )
 
 
 def with_threshold(corrector: DecodingCorrector, threshold: float) -> DecodingCorrector:
     """The corrector as it is for threshold 0, which never cuts, else with a :class:`ConfidenceCut`.
 
     Raises:
-        ValueError: If the threshold is outside [0, 1].
+        ValueError: If the threshold is outside [0, 1], or cuts by confidences that the corrector does not give.
     """
     check_threshold(threshold)
     return ConfidenceCut(corrector, threshold) if threshold else corrector

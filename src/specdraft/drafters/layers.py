@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.rope import rotate
+from specdraft.targets.packing import PackedWeight, joined
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
@@ -53,10 +54,20 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self._gate_up: PackedWeight | None = None
+
+    def join_products(self) -> None:
+        """Gate and up as one product, for decoding."""
+        self._gate_up = joined(self.gate_proj, self.up_proj)
+
+    def part_products(self) -> None:
+        """Two products again."""
+        self._gate_up = None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = (self.gate_proj(x), self.up_proj(x)) if self._gate_up is None else self._gate_up(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Projections(nn.Module):
@@ -81,6 +92,28 @@ class Projections(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps)
         self.k_norm = RMSNorm(head_dim, eps)
         self.head_dim = head_dim
+        self._heads = (heads, kv_heads)
+        self._qkv: PackedWeight | None = None
+        self._kv: PackedWeight | None = None
+
+    def join_products(self) -> None:
+        """Queries, keys and values of a block as one product, and keys and values of the context, for decoding."""
+        self._qkv = joined(self.q_proj, self.k_proj, self.v_proj)
+        self._kv = joined(self.k_proj, self.v_proj)
+
+    def part_products(self) -> None:
+        """Separate products again."""
+        self._qkv = self._kv = None
+
+    def of_block(self, x: Tensor, rope: Rope) -> tuple[Tensor, KeysValues]:
+        """:meth:`queries` and :meth:`keys_values` of one input."""
+        if self._qkv is None:
+            return self.queries(x, rope), self.keys_values(x, rope)
+        heads, kv_heads = self._heads
+        mixed = self._qkv(x).unflatten(-1, (-1, self.head_dim))
+        queries, keys, values = mixed.split((heads, kv_heads, kv_heads), -2)
+        turned = rotate(torch.cat([self.q_norm(queries), self.k_norm(keys)], -2), rope)
+        return turned[..., :heads, :], (turned[..., heads:, :], values)
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
         """``[N, n, H]`` to rotated queries ``[N, n, Hq, d]``."""
@@ -88,8 +121,9 @@ class Projections(nn.Module):
 
     def keys_values(self, x: Tensor, rope: Rope) -> KeysValues:
         """``[N, n, H]`` to rotated keys and values, each ``[N, n, Hkv, d]``."""
-        keys = rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))), rope)
-        return keys, self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+        keys, values = (self.k_proj(x), self.v_proj(x)) if self._kv is None else self._kv(x).chunk(2, -1)
+        keys = rotate(self.k_norm(keys.unflatten(-1, (-1, self.head_dim))), rope)
+        return keys, values.unflatten(-1, (-1, self.head_dim))
 
 
 class Layer(nn.Module):
@@ -145,7 +179,7 @@ class Layer(nn.Module):
         past = None if context is None else self.self_attn.keys_values(*context)
 
         def attention(inner: Tensor) -> Tensor:
-            attended = attend(self.self_attn.queries(inner, rope), self.self_attn.keys_values(inner, rope), past)
+            attended = attend(*self.self_attn.of_block(inner, rope), past)
             return self.self_attn.o_proj(attended.flatten(2))
 
         width = hidden.shape[1] if width is None else width

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +77,27 @@ class PackedLinear(nn.Module):
         return self._product(x)
 
 
+@runtime_checkable
+class JoinsProducts(Protocol):
+    """A module with products of one and the same input, which decoding may run as one."""
+
+    def join_products(self) -> None:
+        """Make the joint copy of the weights, which must not change from here on."""
+
+    def part_products(self) -> None:
+        """Drop the joint copy."""
+
+
+def joined(*linears: nn.Module) -> PackedWeight | None:
+    """One packed product for bias-free linear layers of one input, outputs in their order; None if none can be made."""
+    weights = [layer.weight for layer in linears if isinstance(layer.weight, Tensor)]
+    return PackedWeight(torch.cat([weight.detach() for weight in weights])) if can_pack(weights[0]) else None
+
+
 def pack_linears(module: nn.Module) -> int:
     """Replace every plain fp32 CPU ``nn.Linear`` below ``module`` and return how many there were.
 
-    Subclasses (quantised or adapted layers) stay as they are.
+    Subclasses (quantised or adapted layers) stay as they are. Modules that can join products do so.
     """
     replaced = 0
     for parent in list(module.modules()):
@@ -87,6 +105,9 @@ def pack_linears(module: nn.Module) -> int:
             if type(child) is nn.Linear and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child))
                 replaced += 1
+    for each in module.modules():
+        if isinstance(each, JoinsProducts):
+            each.join_products()
     return replaced
 
 
@@ -114,4 +135,7 @@ def unpack_linears(module: nn.Module) -> int:
                 linear.weight, linear.bias = child.weight, child.bias
                 setattr(parent, name, linear.eval())
                 replaced += 1
+    for each in module.modules():
+        if isinstance(each, JoinsProducts):
+            each.part_products()
     return replaced

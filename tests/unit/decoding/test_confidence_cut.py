@@ -172,11 +172,25 @@ def test_refuses_a_threshold_that_is_no_probability(threshold):
             make(NoCorrector(target.spec), threshold)
 
 
-def test_refuses_a_corrector_without_confidence():
+def test_refuses_a_corrector_without_confidence_before_anything_is_decoded():
     target = StubTarget()
-    with pytest.raises(ValueError, match="NoCorrector gives no confidence"):
+    with pytest.raises(ValueError, match=r"NoCorrector gives no confidence, but confidence_threshold is 0.5"):
+        with_threshold(NoCorrector(target.spec), 0.5)
+    assert with_threshold(NoCorrector(target.spec), 0).propose is not None
+
+
+class Plain:
+    """Proposes as the contract of decoding asks, and says nothing of confidences."""
+
+    def __init__(self, corrector):
+        self.propose = corrector.propose
+
+
+def test_refuses_proposals_without_confidence():
+    target = StubTarget()
+    with pytest.raises(ValueError, match="Plain gives no confidence"):
         speculative_decode(
-            *(target, StubDrafter(target, 4), with_threshold(NoCorrector(target.spec), 0.5), target.head),
+            *(target, StubDrafter(target, 4), with_threshold(Plain(NoCorrector(target.spec)), 0.5), target.head),
             [Request([1], 5)],
             mask_token_id=target.spec.mask_token_id,
         )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdraft.drafters import DFlash
+from specdraft.targets.packing import JoinsProducts, PackedWeight, can_pack, packed_linears
 from specdraft.types import TargetSpec
 
 
@@ -242,3 +243,36 @@ def test_dropout_disturbs_training_alone(make_blocks, spec) -> None:
     assert 0.3 < (context == 0).float().mean() < 0.7
     assert not torch.equal(drafter(*blocks), plain(*blocks))
     torch.testing.assert_close(drafter.eval()(*blocks), plain(*blocks), atol=0, rtol=0)
+
+
+@pytest.mark.skipif(not can_pack(torch.ones(2, 2)), reason="this build of torch has no oneDNN packing")
+@pytest.mark.parametrize("options", [{}, {"tap_norm": True}, {"layer_fusion": True, "num_key_value_heads": 1}])
+def test_joint_products_of_decoding_equal_the_separate_ones(options, make_blocks, spec) -> None:
+    blocks = make_blocks()
+    drafter = DFlash(spec, num_layers=2, block_size=4, init_std=0.2, **options).eval()
+
+    @torch.inference_mode()
+    def drafted() -> tuple[torch.Tensor, torch.Tensor]:
+        cache = drafter.new_cache(2, 16)
+        drafter.extend(blocks.features[:, :8], cache)
+        cache.advance(torch.tensor([8, 5]))
+        return drafter.draft(blocks.embeds[:, 0], cache), torch.stack(cache.keys + cache.values)
+
+    plain = drafted()
+    parts = [module for module in drafter.modules() if isinstance(module, JoinsProducts)]
+    assert len(parts) == 4  # attention and MLP of two layers
+    for turn in range(2):
+        with packed_linears(drafter):
+            calls = {
+                part: [value for value in vars(part).values() if isinstance(value, PackedWeight)] for part in parts
+            }
+            assert all(calls.values())
+            for got, want in zip(drafted(), plain, strict=True):
+                torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+            assert all(call._packed is not None for each in calls.values() for call in each)
+        if turn == 0:  # trained on: the copy must not outlive the decoding
+            with torch.no_grad():
+                for weight in drafter.parameters():
+                    weight.mul_(1.5)
+            before, plain = plain, drafted()
+            assert not torch.allclose(before[0], plain[0], atol=1e-2)
