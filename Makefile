@@ -37,6 +37,7 @@ PERCENT_dscout_1_base := 100
 PERCENT_dscout_2_mixed_horizon := 62
 PERCENT_dscout_3_unmasking := 56
 PERCENT_dscout_4_acceptance_weighted := 56
+PERCENT_dscout_5_preset := 62
 PERCENT_dscout_without_mixed_horizon := 90
 PERCENT_dscout_without_unmasking := 62
 last_step = --trainer.max_steps=$(1) --trainer.val_check_interval=$(1)

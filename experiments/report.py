@@ -95,7 +95,8 @@ def report(folders: Sequence[str], at: str = "best") -> str:
         "Written by `python experiments/report.py` from the logs of the runs; do not edit. MAT is tokens per round of "
         "real decoding, the bonus token counted; `mat_drafts` leaves it out. The speed-up is over the lean "
         "autoregressive loop of the same run, prefill apart. Intervals are 95 % bootstrap intervals over prompts; "
-        f"differences are over the prompts that both rows decoded. Values are those of the {at} step.",
+        "differences are over the prompts that both rows decoded, and the seeds that both have. Values are those of "
+        f"the {at} step.",
     ]
     left = runs
     for section in SECTIONS:
@@ -144,15 +145,24 @@ def _cells(row: Row, reference: Row | None) -> list[str]:
 def _gain(row: Row, reference: Row) -> list[str]:
     if row is reference:
         return ["", ""]
-    pair = common([run.counts for run in (*row.runs, *reference.runs)])
+    mine, theirs = _same_seeds(row.runs, reference.runs)
+    pair = common([run.counts for run in (*mine, *theirs)])
     if not len(pair[0]):
         return ["", ""]
-    count = len(row.runs)
+    count = len(mine)
 
     def gain(*sums: Array) -> Array:
         return _mean_mat(*sums[:count]) - _mean_mat(*sums[count:])
 
     return [f"{float(gain(*(own.sum(0) for own in pair))):+.3f}", _range(interval(gain, pair))]
+
+
+def _same_seeds(mine: list[Run], theirs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """Runs of the seeds that both have; all, where the reference is a single run or no seed is shared."""
+    shared = {_seed(run) for run in mine} & {_seed(run) for run in theirs}
+    if len(theirs) == 1 or not shared:
+        return mine, theirs
+    return [run for run in mine if _seed(run) in shared], [run for run in theirs if _seed(run) in shared]
 
 
 def _mean_mat(*sums: Array) -> Array:

@@ -32,6 +32,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_seed_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # set by every `fit`; parts take it for their own
+
+
 def save_tiny_target(folder: Path, seed: int = 0, layers: int = 4, hidden: int = 32) -> Path:
     """Save a random Llama of ``layers`` layers with a word-level tokenizer and a ChatML template."""
     from tokenizers import Tokenizer, models, pre_tokenizers

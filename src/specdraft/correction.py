@@ -199,10 +199,13 @@ def label_ranks(batch_hidden: Tensor, blocks: BlockBatch, head: Head, chunk_size
     count = head.weight.shape[0]
     chunk_size = chunk_size or default_chunk_size(count, hidden.device)
     ranks = torch.empty_like(rows)
+    places = torch.arange(count, device=rows.device)
     for start in range(0, len(index), chunk_size):
         part = slice(start, start + chunk_size)
-        logits = head(hidden[part])
-        ranks[part] = (logits > logits.gather(1, rows[part, None].clamp(min=0))).sum(-1)
+        logits, own = head(hidden[part]), rows[part, None].clamp(min=0)
+        mine = logits.gather(1, own)
+        # of equal logits, frequent in bfloat16, the first row comes first: a label does not share another's rank
+        ranks[part] = ((logits > mine) | ((logits == mine) & (places < own))).sum(-1)
     ranks = torch.where(rows < 0, count, ranks)
     return torch.full_like(blocks.labels, count).flatten().index_copy(0, index, ranks).view_as(blocks.labels)
 

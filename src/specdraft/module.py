@@ -25,7 +25,7 @@ from specdraft.drafters import DFlash, Drafter
 from specdraft.objectives import Objective
 from specdraft.precision import matmul_precision
 from specdraft.schedules import CosineWithWarmup
-from specdraft.seeds import generator_of, seeded
+from specdraft.seeds import generator_of, run_seed, seeded
 from specdraft.sharding import class_name, shard
 from specdraft.step_sums import StepSums, check_scaling
 from specdraft.steps import copied, keep_plain, most_frequent, trainable
@@ -55,7 +55,7 @@ class DraftingModule(LightningModule):
         matmul_precision: Precision of fp32 products while training: ``medium`` multiplies in bfloat16 where the
             hardware has it (decoding always uses ``highest``); ``auto`` is medium on CPUs with AMX or
             AVX-512 BF16, else highest.
-        seed: Seed of anchors and dropout; a step's depend on seed, step and rank only, so that resuming is exact.
+        seed: Of anchors and dropout, which depend on seed, step and rank only; null takes that of ``seed_everything``.
         skip_non_finite: Steps in a row that are skipped, on all ranks, where loss or gradient is not finite; one more
             ends the run.
     """
@@ -79,7 +79,7 @@ class DraftingModule(LightningModule):
         compile_drafter: bool = False,
         val_anchors: int = 64,
         matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto",
-        seed: int = 0,
+        seed: int | None = None,
         skip_non_finite: int = 0,
     ) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class DraftingModule(LightningModule):
         self.compile_drafter = compile_drafter
         self.val_anchors = val_anchors
         self.matmul_precision = matmul_precision
-        self.seed = seed
+        self.seed = run_seed(seed)
         self.drafter = None  # type: ignore[assignment]  # both are made in configure_model
         self.corrector = None  # type: ignore[assignment]
         self._target: HFTarget | None = None

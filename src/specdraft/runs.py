@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +104,8 @@ def _read(place: Path, at: str) -> Run | None:
 
 def _split(place: Path) -> str:
     """Which rows were decoded: ``test`` where only such a file is left, else ``val``."""
-    kept = {path.stem.split("-")[0] for path in (place / "decoded").glob("*-*.csv")}
+    names = (re.fullmatch(r"(val|test)-\d+", path.stem) for path in (place / "decoded").glob("*.csv"))
+    kept = {name[1] for name in names if name}  # a second way of decoding has a name before it
     return "test" if kept == {"test"} else "val"
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def run_seed(seed: int | None) -> int:
+    """A part's own seed; None is that of the run (``seed_everything``), 0 where none was set."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
 def mixed(*where: int) -> int:

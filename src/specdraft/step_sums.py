@@ -118,11 +118,16 @@ class StepSums:
 def check_scaling(optimizer: Optimizer, trainer: Trainer) -> None:
     """Refuse an optimiser that undoes the scale of a 16-bit loss inside its own step.
 
+    Where no loss is scaled (bf16-mixed), a fused optimiser is told so: Lightning would refuse to clip its gradients.
+
     Raises:
         ValueError: If it is one; gradients could neither be divided nor clipped before its step.
     """
-    scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-    if scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return
+    if getattr(trainer.precision_plugin, "scaler", None) is None:
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    else:
         raise ValueError(
             f"a fused {type(optimizer).__name__} does not go with trainer.precision {trainer.precision}: it scales "
             "gradients inside of its step. Set fused: false, or train with trainer.precision: bf16-mixed"

@@ -146,7 +146,7 @@ def test_variants_of_the_quickstart_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("budget", ["steps", "slots", "time"])
-@pytest.mark.parametrize(("target", "runs"), [("ablation-dscout", 6), ("ablation-correctors", 8)])
+@pytest.mark.parametrize(("target", "runs"), [("ablation-dscout", 7), ("ablation-correctors", 8)])
 def test_commands_of_the_ablations_parse(parser: Any, target: str, runs: int, budget: str) -> None:
     """What ``make`` would run, read without running it."""
     options = [f"BUDGET={budget}", "CHECKPOINT=best.ckpt", "FIT=--seed_everything 43", "-n"]

@@ -68,6 +68,16 @@ def test_two_ways_of_decoding_under_autocast(run_cli: Run, tiny_config: Path, tm
     assert sorted(path.name for path in (folder / "decoded").iterdir()) == ["sampled-val-2.csv", "val-2.csv"]
 
 
+def test_fused_optimizer_clips_under_autocast(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    """As the recipes for large targets do; Lightning refuses it wherever an optimiser could undo a loss scale."""
+    run_cli(
+        *("fit", "--config", tiny_config, "--model.optimizer=torch.optim.AdamW", "--model.optimizer.fused=true"),
+        *("--trainer.precision=bf16-mixed", "--trainer.gradient_clip_val=1.0", "--trainer.max_steps=2"),
+        "--trainer.val_check_interval=2",
+    )
+    assert (tmp_path / "runs/tiny/v/checkpoints/last.ckpt").is_file()
+
+
 def test_validate_and_test_reload_what_was_trained(
     run_cli: Run, tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

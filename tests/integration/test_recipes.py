@@ -39,9 +39,19 @@ def test_all_recipes_are_there() -> None:
     names = {path.stem.removeprefix("objective_") for path in PRESETS}
     assert names >= {"dflash", "dscout", "dpace", "dspark", "auf", "l2r"}
     assert [path.stem.removeprefix("dscout_") for path in OVERLAYS] == [
-        *("1_base", "2_mixed_horizon", "3_unmasking", "4_acceptance_weighted"),
+        *("1_base", "2_mixed_horizon", "3_unmasking", "4_acceptance_weighted", "5_preset"),
         *("without_mixed_horizon", "without_unmasking"),
     ]
+
+
+def test_last_overlay_is_the_preset() -> None:
+    overlay, preset = (
+        yaml.safe_load((ROOT / name).read_text())
+        for name in ("ablations/dscout_5_preset.yaml", "parts/objective_dscout.yaml")
+    )
+    chosen = overlay["model"]["objective"]["init_args"]
+    assert set(chosen) == {"inclusion", "weighting"}
+    assert chosen == {name: preset["init_args"][name] for name in chosen}
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda p: p.stem)

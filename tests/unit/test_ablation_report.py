@@ -73,6 +73,16 @@ def test_rows_hold_the_logged_numbers(report: ModuleType, tmp_path: Path) -> Non
     assert "Not comparable" not in section
 
 
+def test_gains_are_between_runs_of_one_seed(report: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "dscout_1_base", "version_0", [4, 4, 4], seed=42)
+    write(tmp_path, "dscout_1_base", "version_1", [8, 8, 8], seed=43)
+    write(tmp_path, "dscout_2_mixed_horizon", "version_0", [6, 6, 6], seed=42)
+    write(tmp_path, "dscout_3_unmasking", "version_0", [6, 6, 6], seed=44)
+    text = report.report([str(tmp_path)])
+    assert cells(text, "dscout_2_mixed_horizon")[8] == "+0.200"
+    assert cells(text, "dscout_3_unmasking")[8] == "+0.000"  # no seed in common: over all
+
+
 def test_what_cannot_be_compared_is_said(report: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "dscout_1_base", "version_0", [4, 4, 4])
     write(tmp_path, "dscout_2_mixed_horizon", "version_0", [5, 5, 5], temperature=1.0, step=49)

@@ -171,6 +171,7 @@ def test_a_test_run_is_told_apart_from_validation(runs: Path) -> None:
     assert not differences(read_runs([str(runs)]))
     folder = runs / "none" / "version_0"
     (folder / "decoded/val-1.csv").rename(folder / "decoded/test-1.csv")
+    (folder / "decoded/at8-test-1.csv").write_text((folder / "decoded/test-1.csv").read_text())  # a second callback's
     path = folder / "config.yaml"
     path.write_text(path.read_text().replace("train: chats", "train: chats, test: exam"))
     found = {run.folder.parent.name: run for run in read_runs([str(runs)])}

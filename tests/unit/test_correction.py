@@ -139,3 +139,7 @@ def test_label_ranks(reduced):
             continue
         order = given.draft_head(hidden[n, a, b].detach()).argsort(descending=True).tolist()
         assert int(ranks[n, a, b]) == order.index(int(rows[n, a, b]))
+    # among equal logits the first row comes first, so that no two labels share a rank
+    level = label_ranks(torch.zeros_like(hidden), blocks, given.draft_head, chunk_size=3)
+    known = blocks.supervised & (rows >= 0)
+    assert torch.equal(level[known], rows[known])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ConstantLR
 
+from specdraft.data import ChatDataModule
 from specdraft.data.tokens import Examples, TokenisedRows, collate
 from specdraft.drafters import DFlash
 from specdraft.module import DraftingModule
@@ -59,7 +60,8 @@ def test_fused_optimizer_under_a_loss_scale(target):
     with pytest.raises(ValueError, match=r"fused AdamW .* 16-mixed.*bf16-mixed"):
         module.configure_optimizers()
     module._trainer = trainer(10, precision="bf16-mixed")
-    module.configure_optimizers()
+    optimizer = module.configure_optimizers()["optimizer"]
+    assert not optimizer._step_supports_amp_scaling  # Lightning asks it before it clips
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -72,3 +74,10 @@ def test_hidden_states_that_a_cache_happens_to_hold(target, soft):
     batch.features, batch.last_hidden = out.features, out.hidden
     given = module._with_features(batch).last_hidden
     assert (given is out.hidden) if soft else (given is None)
+
+
+def test_parts_take_the_seed_of_the_run_unless_they_have_their_own(target, monkeypatch):
+    assert (build(target).seed, ChatDataModule("chats").seed) == (0, 0)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # as seed_everything sets it
+    assert (build(target).seed, ChatDataModule("chats").seed) == (7, 7)
+    assert (build(target, seed=0).seed, ChatDataModule("chats", seed=3).seed) == (0, 3)

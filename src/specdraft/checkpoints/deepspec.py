@@ -50,6 +50,12 @@ class DeepSpec(Format):
         return True
 
     @override
+    def cautions(self, checkpoint: DraftCheckpoint) -> list[str]:
+        if checkpoint.corrector.name == "MarkovCorrector":
+            return []
+        return ["without a Markov head (markov_rank 0) DeepSpec loads it, SGLang refuses it"]
+
+    @override
     def own_refusals(self, checkpoint: DraftCheckpoint) -> list[str]:
         options, target, out = checkpoint.drafter, checkpoint.target, []
         if not options.sample_from_anchor:

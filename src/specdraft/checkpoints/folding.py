@@ -12,6 +12,7 @@ from torch import Tensor
 from specdraft.checkpoints.record import DraftCheckpoint, Tensors
 
 CONVOLUTIONS = ("attention_conv", "mlp_conv")
+CONVOLUTION_TAPS, CONVOLUTION_GROUP = 2, 16  # as published
 
 
 def fold_layer_fusion(checkpoint: DraftCheckpoint) -> DraftCheckpoint:
@@ -30,6 +31,31 @@ def fold_layer_fusion(checkpoint: DraftCheckpoint) -> DraftCheckpoint:
     weights = {name: tensor for name, tensor in checkpoint.weights.items() if name != "tap_mix"}
     weights["fc.weight"] = torch.cat([weights["fc.weight"] * share for share in mix[0].softmax(-1)], 1)
     return replace(checkpoint, drafter=replace(options, layer_fusion=False), weights=weights)
+
+
+def wants_identities(checkpoint: DraftCheckpoint) -> bool:
+    """Whether it is a DFlash 2 without convolutions, whose loaders ask for some, and its sizes allow them."""
+    options = checkpoint.drafter
+    fits = checkpoint.target.hidden_size % CONVOLUTION_GROUP == 0 and options.block_size >= CONVOLUTION_TAPS
+    return checkpoint.corrector.name == "SelectorCorrector" and not options.conv_kernel_size and fits
+
+
+def convolution_fields(checkpoint: DraftCheckpoint) -> dict[str, int]:
+    """Sizes of the convolutions, also of those that :func:`identities` adds; empty without any."""
+    options = checkpoint.drafter
+    if wants_identities(checkpoint):
+        return {"conv_kernel_size": CONVOLUTION_TAPS, "conv_group_size": CONVOLUTION_GROUP}
+    if not options.conv_kernel_size:
+        return {}
+    return {"conv_kernel_size": options.conv_kernel_size, "conv_group_size": options.conv_group_size}
+
+
+def identities(checkpoint: DraftCheckpoint) -> Tensors:
+    """Convolutions that change nothing for a checkpoint that :func:`wants_identities`; else empty."""
+    if not wants_identities(checkpoint):
+        return {}
+    like, width = checkpoint.weights["fc.weight"], checkpoint.target.hidden_size
+    return identity_convolutions(checkpoint.drafter.num_layers, width, like, CONVOLUTION_TAPS, CONVOLUTION_GROUP)
 
 
 def identity_convolutions(num_layers: int, hidden_size: int, like: Tensor, taps: int, group: int) -> Tensors:

@@ -25,7 +25,13 @@ from specdraft.checkpoints.fields import (
     slots,
     target_facts,
 )
-from specdraft.checkpoints.folding import identity_convolutions, without_identities
+from specdraft.checkpoints.folding import (
+    CONVOLUTION_GROUP,
+    convolution_fields,
+    identities,
+    wants_identities,
+    without_identities,
+)
 from specdraft.checkpoints.formats import Format, FrozenRows
 from specdraft.checkpoints.heads import MARKOV, NONE, SELECTOR, take
 from specdraft.checkpoints.record import CorrectorPart, DFlashOptions, DraftCheckpoint, Tensors, corrector_part
@@ -37,7 +43,6 @@ KINDS = {
     "MarkovCorrector": ("dspark", "DSparkDraftModel", "DSparkSpeculatorConfig"),
     "SelectorCorrector": ("dflash2", "DFlash2DraftModel", "DFlash2SpeculatorConfig"),
 }
-CONVOLUTION_TAPS, CONVOLUTION_GROUP = 2, 16
 VERSION = "0.5.0"  # of the library whose fields these are
 
 
@@ -78,9 +83,7 @@ class Speculators(Format):
         if corrector.name == "SelectorCorrector":
             if checkpoint.draft_token_ids is not None:
                 out.append("draft_vocab_size with a selector: its codebooks have a row per token of the target")
-            if not options.conv_kernel_size and (
-                target.hidden_size % CONVOLUTION_GROUP or options.block_size < CONVOLUTION_TAPS
-            ):
+            if not options.conv_kernel_size and not wants_identities(checkpoint):
                 out.append(
                     f"DFlash 2 has convolutions there, whose {CONVOLUTION_GROUP} channels per group must divide the "
                     f"width {target.hidden_size}"
@@ -106,6 +109,8 @@ class Speculators(Format):
             out.append(
                 "vLLM and SGLang read DFlash 2 from z-lab's fields, not from these; serve an export of --format zlab"
             )
+        if checkpoint.corrector.facts.get("kind") in ("gated", "rnn"):
+            out.append("vLLM has DSpark's vanilla Markov head only; SGLang has all three, in --format deepspec")
         return out
 
     @override
@@ -130,7 +135,8 @@ class Speculators(Format):
             "block_size": options.block_size,
             "mask_token_id": target.mask_token_id,
             "sample_from_anchor": options.sample_from_anchor,
-            "sliding_window_non_causal": options.sliding_window is not None and not options.causal,
+            # vLLM takes it for all layers, full ones too, and false as causal
+            "sliding_window_non_causal": not options.causal,
             "draft_vocab_size": rows,
             "target_hidden_size": None,
             "max_anchors": anchors(checkpoint),
@@ -149,22 +155,14 @@ class Speculators(Format):
         if corrector.name == "MarkovCorrector":
             fields |= markov_fields(corrector)
         if corrector.name == "SelectorCorrector":
-            fields |= {
-                "selector_rank": corrector.facts["rank"],
-                "selector_top_k": corrector.candidates,
-                "conv_kernel_size": options.conv_kernel_size or CONVOLUTION_TAPS,
-                "conv_group_size": options.conv_group_size if options.conv_kernel_size else CONVOLUTION_GROUP,
-            }
+            fields |= {"selector_rank": corrector.facts["rank"], "selector_top_k": corrector.candidates}
+            fields |= convolution_fields(checkpoint)
         return fields
 
     @override
     def head_tensors(self, checkpoint: DraftCheckpoint, rows: FrozenRows | None) -> Tensors:
-        corrector, target, ids = checkpoint.corrector, checkpoint.target, checkpoint.draft_token_ids
-        out = super().head_tensors(checkpoint, rows)
-        if corrector.name == "SelectorCorrector" and not checkpoint.drafter.conv_kernel_size:
-            like = checkpoint.weights["fc.weight"]
-            layers = checkpoint.drafter.num_layers
-            out |= identity_convolutions(layers, target.hidden_size, like, CONVOLUTION_TAPS, CONVOLUTION_GROUP)
+        target, ids = checkpoint.target, checkpoint.draft_token_ids
+        out = {**super().head_tensors(checkpoint, rows), **identities(checkpoint)}
         if ids is not None:
             assert rows is not None
             kept = torch.zeros(target.vocab_size, dtype=torch.bool)

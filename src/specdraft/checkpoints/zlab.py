@@ -22,8 +22,8 @@ from specdraft.checkpoints.fields import (
     slots,
     target_facts,
 )
-from specdraft.checkpoints.folding import without_identities
-from specdraft.checkpoints.formats import Format
+from specdraft.checkpoints.folding import convolution_fields, identities, without_identities
+from specdraft.checkpoints.formats import Format, FrozenRows
 from specdraft.checkpoints.heads import DOMINO, NONE, SELECTOR, take
 from specdraft.checkpoints.record import CorrectorPart, DFlashOptions, DraftCheckpoint, Tensors, corrector_part
 
@@ -77,12 +77,18 @@ class ZLab(Format):
             )
         if options.sample_from_anchor and corrector != "DominoCorrector":
             out.append(
-                "SGLang refuses sample_from_anchor: true in this format, and vLLM reads it in recent versions only"
+                "SGLang does not read sample_from_anchor in this format: it would take every slot for the one before, "
+                "without an error; vLLM refuses true or, in recent versions, reads it"
             )
         if options.conv_kernel_size and corrector != "SelectorCorrector":
             out.append("DFlash 2's convolutions without its selector: not known to be loaded by any engine")
         if corrector == "DominoCorrector":
             out.append("vLLM has no Domino; SGLang does")
+        if corrector != "SelectorCorrector" and any(v not in (None, 1.0) for v in checkpoint.target.scales.values()):
+            out.append(
+                f"target scaling {checkpoint.target.scales}: vLLM reads it for DFlash 2 only, so that this "
+                "drafter would be fed unscaled embeddings"
+            )
         return out
 
     @override
@@ -99,7 +105,7 @@ class ZLab(Format):
         if target.num_layers is not None:
             nested["num_target_layers"] = target.num_layers
         if corrector.name == "DominoCorrector":
-            # SGLang refuses sample_from_anchor: true in a DFlash config; Domino has a field of its own for it
+            # SGLang does not read sample_from_anchor; Domino has a field of its own for it
             nested |= {
                 "projector_type": "domino",
                 "shift_label": options.sample_from_anchor,
@@ -111,8 +117,7 @@ class ZLab(Format):
             nested["sample_from_anchor"] = options.sample_from_anchor
         if corrector.name == "SelectorCorrector":
             nested |= {"selector_rank": corrector.facts["rank"], "selector_top_k": corrector.candidates}
-        if options.conv_kernel_size:
-            nested |= {"conv_kernel_size": options.conv_kernel_size, "conv_group_size": options.conv_group_size}
+        nested |= convolution_fields(checkpoint)
         for ours, theirs in SCALES.items():
             if target.scales.get(ours) not in (None, 1.0):
                 nested[theirs] = target.scales[ours]
@@ -127,6 +132,11 @@ class ZLab(Format):
         if target.num_layers is not None:
             fields["num_target_layers"] = target.num_layers
         return fields
+
+    @override
+    def head_tensors(self, checkpoint: DraftCheckpoint, rows: FrozenRows | None) -> Tensors:
+        # loaders of DFlash 2 ask for convolutions
+        return {**super().head_tensors(checkpoint, rows), **identities(checkpoint)}
 
     @override
     def parse(self, config: Mapping[str, Any], tensors: Tensors, where: str) -> DraftCheckpoint:

@@ -21,6 +21,7 @@ from specdraft.data.rows import Row, read_rows
 from specdraft.data.selection import at_most, by_family, split
 from specdraft.data.sources import PACKAGED
 from specdraft.data.tokens import Examples, FeatureReader, TokenisedRows
+from specdraft.seeds import run_seed
 
 Split = Literal["train", "val", "test"]
 
@@ -59,7 +60,7 @@ class ChatDataModule(LightningDataModule):
         max_rows: Most training rows; a larger number takes a superset.
         families: Families of prompts to use in every split; None uses all.
         num_workers: Processes that load batches ahead.
-        seed: Seed of the order of the training rows.
+        seed: Seed of the order of the training rows; null takes that of ``seed_everything``.
         features: Where the target's features come from; None extracts them while training.
         pin_memory: Whether batches are copied into page-locked memory (only where there is a CUDA device).
         template_options: Further variables of the chat template, such as ``enable_thinking``.
@@ -83,7 +84,7 @@ class ChatDataModule(LightningDataModule):
         max_rows: int | None = None,
         families: list[str] | None = None,
         num_workers: int = 0,
-        seed: int = 0,
+        seed: int | None = None,
         features: FeatureSource | None = None,
         pin_memory: bool = True,
         template_options: dict[str, Any] | None = None,
@@ -109,7 +110,7 @@ class ChatDataModule(LightningDataModule):
         self.max_rows = max_rows
         self.families = families
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed = run_seed(seed)
         self.features = features or OnlineFeatures()
         self.pin_memory = pin_memory
         self.batching = batching or Padded()

@@ -105,7 +105,7 @@ def test_fields_that_the_engines_check(tmp_path: Path) -> None:
     assert (nested["target_layer_ids"], nested["mask_token_id"]) == ([1, 3], 39)
     assert (nested["projector_type"], nested["shift_label"], nested["pure_draft_prefix_len"]) == ("domino", True, 1)
     assert (nested["gru_hidden_dim"], nested["emb_dim"]) == (7, 6)
-    assert "sample_from_anchor" not in nested  # SGLang refuses it as true; shift_label says it
+    assert "sample_from_anchor" not in nested  # shift_label says it
     assert (config["block_size"], nested["block_size"], config["num_target_layers"]) == (4, 4, 6)
     for name in ("hidden_size", "head_dim", "layer_types", "rope_theta", "rms_norm_eps", "vocab_size", "dtype"):
         assert config[name] is not None
@@ -114,7 +114,8 @@ def test_fields_that_the_engines_check(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "selector/config.json").read_text())
     assert config["architectures"] == ["DFlash2DraftModel"]
     assert (config["dflash_config"]["selector_rank"], config["dflash_config"]["selector_top_k"]) == (6, 5)
-    assert not any(name.startswith("conv_") for name in config["dflash_config"])  # both or neither
+    convolutions = (config["dflash_config"]["conv_kernel_size"], config["dflash_config"]["conv_group_size"])
+    assert convolutions == (2, 16)  # loaders of DFlash 2 ask for them: identities
     exported(made(), "zlab", tmp_path / "plain")
     assert json.loads((tmp_path / "plain/config.json").read_text())["dflash_config"]["sample_from_anchor"] is False
     names = set(load_file(tmp_path / "plain/model.safetensors"))
@@ -233,10 +234,17 @@ def test_cautions_name_the_engines_that_differ() -> None:
     assert zlab.cautions(made()) == []
     assert zlab.cautions(made(causal=True, sliding_window=9)) == []
     assert "SGLang runs sliding layers causally" in zlab.cautions(made(sliding_window=9))[0]
-    assert "SGLang refuses sample_from_anchor" in zlab.cautions(made(**SHIFTED))[0]
+    assert "SGLang does not read sample_from_anchor" in zlab.cautions(made(**SHIFTED))[0]
     assert zlab.cautions(made("domino", **SHIFTED)) == ["vLLM has no Domino; SGLang does"]
     speculators = FORMATS["speculators"]
     assert "--format zlab" in speculators.cautions(made("selector"))[0]
     assert "sample_from_anchor: true of a DFlash drafter" in speculators.cautions(made(**SHIFTED))[0]
     assert speculators.cautions(made()) == speculators.cautions(made("vanilla", **SHIFTED)) == []
+    assert "vanilla Markov head only" in speculators.cautions(made("gated", **SHIFTED))[0]
+    deepspec = FORMATS["deepspec"]
+    assert "SGLang refuses it" in deepspec.cautions(made(**SHIFTED))[0]
+    assert deepspec.cautions(made("gated", **SHIFTED)) == []
+    scaled = made()
+    scaled.target.scales.update(embedding=5.5)
+    assert "unscaled embeddings" in zlab.cautions(scaled)[0]
     assert "served without it" in FORMATS["dcoco"].cautions(made("dcoco"))[-1]

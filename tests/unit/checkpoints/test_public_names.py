@@ -53,7 +53,7 @@ CONVOLUTIONS = {
 FILES = {
     ("zlab", "none"): {},
     ("zlab", "domino"): DOMINO,
-    ("zlab", "selector"): SELECTOR,
+    ("zlab", "selector"): SELECTOR | CONVOLUTIONS,
     ("deepspec", "none"): ROWS,
     ("deepspec", "vanilla"): ROWS | MARKOV,
     ("deepspec", "gated"): ROWS | MARKOV | GATE,
@@ -126,7 +126,10 @@ GRU = {"projector_type": "domino", "shift_label": True, "pure_draft_prefix_len":
             "selector",
             {},
             ZLAB | FULL | {"is_causal": False, "architectures": ["DFlash2DraftModel"]},
-            {"causal": False, "sample_from_anchor": False, "selector_rank": 6, "selector_top_k": 5},
+            {
+                **{"causal": False, "sample_from_anchor": False, "selector_rank": 6, "selector_top_k": 5},
+                **{"conv_kernel_size": 2, "conv_group_size": 16},
+            },
         ),
         (
             "selector",
@@ -211,3 +214,10 @@ def test_fields_of_speculators(corrector: str, kind: str, more: dict[str, Any], 
         "proposal_methods": [proposal],
         "verifier": {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]},
     }
+
+
+@pytest.mark.parametrize(("options", "non_causal"), [({}, True), ({"causal": True, "sliding_window": 9}, False)])
+def test_full_layers_are_not_announced_as_causal(options: dict[str, Any], non_causal: bool, tmp_path: Path) -> None:
+    """vLLM takes the field for every layer, and false as causal."""
+    exported(made(**options), "speculators", tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["sliding_window_non_causal"] is non_causal
