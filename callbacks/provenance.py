@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
+
+from specdraft.scratch import write_json
 
 PACKAGES = (
     "specdraft",
@@ -91,4 +92,4 @@ class Provenance(Callback):
         folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         measured = {"measured": self._measured} if self._measured else {}
-        (folder / "provenance.json").write_text(json.dumps({**provenance(), **measured}, indent=2) + "\n")
+        write_json(folder / "provenance.json", {**provenance(), **measured})

@@ -96,10 +96,12 @@ class SpeculativeDecoding(Callback):
         name: str = "decode",
     ) -> None:
         self.name = check_name(name)
-        least = {"num_prompts": num_prompts or 1, "max_new_tokens": max_new_tokens, "concurrency": concurrency}
+        least = {"num_prompts": num_prompts, "block_size": block_size, "concurrency": concurrency}
         for option, value in {**least, "every_n_validations": every_n_validations}.items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{option} must be at least 1, got {value}")
+        if max_new_tokens < 2:
+            raise ValueError(f"max_new_tokens must be at least 2, got {max_new_tokens}: the first is the prefill's")
         check_threshold(confidence_threshold)
         self.confidence_threshold = confidence_threshold
         if policy is not None:
@@ -116,8 +118,7 @@ class SpeculativeDecoding(Callback):
         self.every_n_validations = every_n_validations
         self.seed = seed
         self.last_values: dict[str, float] = {}
-        self._validations = 0
-        self._fitting = True
+        self._validations, self._fitting = 0, True
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -316,7 +317,7 @@ class SpeculativeDecoding(Callback):
         # every rank decodes for itself, so seconds add up to device seconds and the rates are per device
         values = {
             "decode/mat": float(mat.compute()),
-            "decode/mat_drafts": float(mat.compute()) - 1,
+            "decode/mat_drafts": max(0.0, float(mat.compute()) - 1),  # 0 without rounds
             "decode/mat_prompt_mean": own_sum / max(own_count, 1),
             "decode/tokens_per_second": tokens / max(seconds, 1e-9),
             "decode/ar_tokens_per_second": ar_tokens / max(ar_seconds, 1e-9),

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# what SpeculativeDecoding writes of every prompt; tokens and seconds are those behind the first token, without prefill
+# what SpeculativeDecoding writes of every prompt; tokens and seconds are those behind its first token. With several
+# requests in flight the seconds hold what a request waits while others are prefilled
 FIELDS = ("rounds", "accepted", "tokens", "seconds", "ar_tokens", "ar_seconds")
 Array: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = dict[str, Array]
@@ -62,10 +63,10 @@ def mat(sums: Array) -> Array:
 
 
 def speedup(sums: Array) -> Array:
-    """Speculative over autoregressive tokens per second of the same run ``[...]``, prefills left out.
+    """Speculative over autoregressive tokens per second of the same run ``[...]``, the own prefill left out.
 
-    From the seconds of each prompt. With several requests in flight these overlap, so that the quotient is that of the
-    speeds as a request sees them.
+    From the seconds of each prompt. With several requests in flight these overlap and hold the prefills of others, so
+    that the quotient is that of the speeds as a request sees them, nearer to 1 than ``decode/speedup``.
     """
     own = sums[..., 2] / np.maximum(sums[..., 3], 1e-9)
     plain = sums[..., 4] / np.maximum(sums[..., 5], 1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -266,8 +267,8 @@ def whole_lines(part: Path) -> list[str]:
     """Lines already written; a last line without its end is cut off, so that it is written anew."""
     if not part.exists():
         return []
-    text = part.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        part.write_text(whole, encoding="utf-8")
-    return [line for line in whole.split("\n") if line]
+    content = part.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(part, len(whole))  # nothing whole is written again, so that nothing can be lost
+    return [line for line in whole.decode("utf-8").split("\n") if line]

@@ -248,6 +248,11 @@ def test_mixed_horizons_and_several_depths(run_cli: Run, tiny_config: Path, prom
     assert made_for["checkpoint"] == found[0]["path"]
     curves = PolicyFile.read("p.yaml").tables[0].survival["all"]
     assert curves[2] == curves[3][:1] == curves[4][:1]
+    # the loop without drafts takes turns with every checkpoint, not with the first alone
+    cells = {json.loads(line).get("cell") for line in Path("p-tune/requests.jsonl").read_text().splitlines()}
+    plain = sorted(cell for cell in cells if cell and cell.startswith("AR/c2/t0/latency-0"))
+    assert len(plain) == 2
+    assert plain[0] == "AR/c2/t0/latency-0"
 
 
 @pytest.mark.parametrize(

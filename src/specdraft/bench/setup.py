@@ -26,6 +26,7 @@ from specdraft.decoding import (
     check_requests,
     speculative_decode,
 )
+from specdraft.decoding.policy_file import device_name
 from specdraft.module import DraftingModule
 
 
@@ -118,6 +119,7 @@ def prepare(
         "target_dtype": str(model.dtype).removeprefix("torch."),
         "drafter_dtype": {labels[path]: _dtype_name(module) for path, module in modules.items()},
         "device": str(model.device),
+        "device_name": device_name(model.device),
         "threads": torch.get_num_threads(),
         "prompts": prompts,
         "num_prompts": len(requests),

@@ -42,7 +42,8 @@ def verify(
     Raises:
         ValueError: If the shapes do not belong together.
     """
-    uniforms = torch.rand(tokens.shape, generator=generator, device=p.device)
+    # float32 whatever the default: under precision bf16-true 256 values would be left, and rare drafts pass too often
+    uniforms = torch.rand(tokens.shape, generator=generator, device=p.device, dtype=torch.float32)
     accepted, law = decide(p, tokens, q, uniforms, rule=rule, limit=limit)
     return Verdict(accepted, sample(law, generator))
 

@@ -97,8 +97,8 @@ class MixedHorizon(Inclusion):
         shape = (1, 1) if self.per_batch else known.shape[:2]
         # drawn where the generator is, so that a seed means the same blocks whatever the strategy
         device = known.device if generator is None else generator.device
-        edges = torch.tensor(probabilities, device=device).cumsum(0)
-        draw = torch.rand(shape, generator=generator, device=device) * edges[-1]
+        edges = torch.tensor(probabilities, device=device, dtype=torch.float32).cumsum(0)
+        draw = torch.rand(shape, generator=generator, device=device, dtype=torch.float32) * edges[-1]
         index = torch.searchsorted(edges, draw, right=True).clamp(max=len(horizons) - 1)
         horizon = torch.tensor(horizons, device=device)[index].to(known.device)
         width = int(horizon) if self.per_batch else max(horizons)

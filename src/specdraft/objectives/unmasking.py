@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,8 +63,8 @@ class IntraBlockUnmasking(Inclusion):
     def layout(self, known: Tensor, *, first_slot: int, generator: torch.Generator | None) -> Layout:
         out = self.inner.layout(known, first_slot=first_slot, generator=generator)
         device = known.device if generator is None else generator.device
-        draws = torch.rand((4, *known.shape[:2], 1), generator=generator, device=device).to(known.device)
-        coins = torch.rand(known.shape, generator=generator, device=device).to(known.device)
+        rand = partial(torch.rand, generator=generator, device=device, dtype=torch.float32)
+        draws, coins = rand((4, *known.shape[:2], 1)).to(known.device), rand(known.shape).to(known.device)
         longest = longest_prefix(known, out.slots, first_slot)
         length = truncated_geometric(draws[2][..., 0], longest, self.decay)
         place = torch.arange(known.shape[-1], device=known.device)

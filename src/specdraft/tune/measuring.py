@@ -56,6 +56,8 @@ class Meter:
     def __init__(self, setup: Setup, path: str, params: SamplingParams, journal: Journal, seed: int) -> None:
         self.setup, self.path, self.params, self.journal, self.seed = setup, path, params, journal, seed
         self.module = setup.modules[path]
+        # the loop without drafts is measured anew beside the latencies of every checkpoint
+        self._own = "" if path == next(iter(setup.modules)) else f"/{setup.labels[path]}"
 
     def survival(self, sizes: Sequence[int], nested: bool, rows: int) -> dict[str, dict[int, list[float]]]:
         """Survival curves ``S_1..S_K`` by workload and block size, over all prompts.
@@ -95,7 +97,7 @@ class Meter:
                 requests = [replace(r, stop_ids=()) for r in taken(self.setup.requests, turn * rows, rows)]
                 part = f"latency-{turn}"
                 jobs = {size: self._job(size, fixed(size), rows, part) for size in sizes}
-                for size, job in {0: self._plain(rows, part), **jobs}.items():
+                for size, job in {0: self._plain(rows, f"{part}{self._own}"), **jobs}.items():
                     (run,) = self._measured([job], requests)
                     shapes = [shape for shape in run.totals["shapes"] if shape["rows"] == rows]
                     found.setdefault((size, rows), []).append(median(shape["median_seconds"] for shape in shapes))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.decoding import TunedTables
+from specdraft.decoding.tuned import ALL
 from specdraft.tune.candidates import Candidate
 from specdraft.tune.check import Check
 from specdraft.tune.figure import tuning_figure
@@ -141,14 +142,16 @@ def _check(check: Check, table: TunedTables) -> list[str]:
     chosen = sorted({a.chosen for a in check.assessments})
     differ = f"block sizes {', '.join(map(str, chosen))} are chosen" if len(chosen) > 1 else "one block size serves all"
     plain = ", ".join(f"{rate:.1f} at concurrency {rows}" for rows, rate in check.baseline.items())
-    count = len(check.assessments)
+    # all together is the sum of the others and no workload of its own
+    each = [a for a in check.assessments if a.workload != ALL] or check.assessments
+    count = len(each)
     return [
         *_table(heads, rows),
         "",
-        f"Means: error {sum(abs(a.error) for a in check.assessments) / count:.1%} (absolute), at equal speed "
-        f"{sum(abs(a.error_at_equal_speed) for a in check.assessments) / count:.1%}, regret "
-        f"{sum(a.regret for a in check.assessments) / count:.1%} against the exhaustive grid, gain "
-        f"{sum(a.gain for a in check.assessments) / count:+.1%} over the best fixed block size; {differ}. "
+        f"Means over the workloads: error {sum(abs(a.error) for a in each) / count:.1%} (absolute), at equal speed "
+        f"{sum(abs(a.error_at_equal_speed) for a in each) / count:.1%}, regret "
+        f"{sum(a.regret for a in each) / count:.1%} against the exhaustive grid, gain "
+        f"{sum(a.gain for a in each) / count:+.1%} over the best fixed block size; {differ}. "
         "Equal speed: the prediction divided by how much slower the autoregressive loop was in the check than among "
         f"the latencies, {min(a.drift for a in check.assessments):.2f} to "
         f"{max(a.drift for a in check.assessments):.2f} times; what is left is an error of MAT or of latency. The last "

@@ -74,3 +74,12 @@ def test_sharded_part_keeps_its_name() -> None:
     part = nn.Linear(1, 1)
     part.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})  # as fully_shard does
     assert part_name(part) == "Linear"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "least"),
+    [("num_prompts", 0, 1), ("block_size", 0, 1), ("concurrency", 0, 1), ("max_new_tokens", 1, 2)],
+)
+def test_what_would_decode_nothing_is_refused(option: str, value: int, least: int) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be at least {least}, got {value}"):
+        SpeculativeDecoding(**{option: value})

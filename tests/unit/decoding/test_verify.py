@@ -204,3 +204,16 @@ def test_greedy_is_the_limit_of_one_hot():
 def test_refuses(p, q, rule, match):
     with pytest.raises(ValueError, match=match):
         verify(torch.ones(p), torch.zeros(2, 3, dtype=torch.long), None if q is None else torch.ones(q), rule=rule)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_rare_drafts_stay_rare_under_another_default_dtype(rule) -> None:
+    """Precision bf16-true makes bfloat16 the default: 256 uniforms, of which one lies below any probability."""
+    p = torch.tensor([0.0005, 0.9995]).expand(20_000, 2, 2).contiguous()
+    tokens = torch.zeros(20_000, 1, dtype=torch.int64)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        verdict = verify(p, tokens, None, rule=rule, generator=torch.Generator().manual_seed(0))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert float(verdict.accepted.float().mean()) < 0.0015
