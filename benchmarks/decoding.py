@@ -34,9 +34,9 @@ from specdraft.decoding import (
     verify_greedy,
 )
 from specdraft.drafters import DFlash, Drafter
+from specdraft.packing import packed_linears
 from specdraft.steps import most_frequent
 from specdraft.targets import HFTarget, load_target
-from specdraft.targets.packing import packed_linears
 
 
 def requests_of(target: HFTarget, count: int, tokens: int, stop: bool = False) -> list[Request]:

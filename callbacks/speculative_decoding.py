@@ -39,8 +39,8 @@ from specdraft.decoding import (
     with_threshold,
 )
 from specdraft.metrics import MeanAcceptedTokens, PrefixAcceptance
+from specdraft.packing import packed_linears
 from specdraft.sharding import gathered, is_sharded
-from specdraft.targets.packing import packed_linears
 
 
 class SpeculativeDecoding(Callback):

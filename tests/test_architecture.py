@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "specdraft"
 MIDDLE = {"targets", "drafters", "correctors", "objectives", "metrics", "decoding"}
-BASE = {"types", "taps", "cache", "attention", "precision"}
+BASE = {"types", "taps", "cache", "attention", "packing", "precision"}
 # middle packages may import the base; what stands later may import everything before it
 MAY_USE = {
     **{name: BASE for name in BASE},
@@ -23,7 +23,7 @@ MAY_USE = {
     "runs": {"bootstrap"},
     "compare": {"bootstrap", "runs"},
     "checkpoints": BASE | {"drafters", "scratch"},
-    "data": BASE | {"progress", "scratch"},
+    "data": BASE | {"progress", "scratch", "seeds"},
     "steps": set(),
     "step_sums": BASE,
     "sharding": {"checkpoints"},
@@ -32,7 +32,7 @@ MAY_USE = {
     "module": BASE
     | MIDDLE
     | {"schedules", "checkpoints", "seeds", "steps", "step_sums", "sharding", "correction", "validation"},
-    "callbacks": BASE | MIDDLE | {"module", "checkpoints", "data", "bootstrap", "sharding", "estimate"},
+    "callbacks": BASE | MIDDLE | {"module", "checkpoints", "data", "bootstrap", "scratch", "sharding", "estimate"},
     "interchange": BASE | MIDDLE | {"module", "checkpoints"},
     "estimate": BASE | MIDDLE | {"module", "data"},
     "commands": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "interchange"},

@@ -32,8 +32,8 @@ from specdraft.decoding import (
 )
 from specdraft.interchange import module_from_folder
 from specdraft.module import DraftingModule
+from specdraft.packing import pack_linears
 from specdraft.targets import loading_onto
-from specdraft.targets.packing import pack_linears
 
 GREEN, BOLD, RESET = "\033[32m", "\033[1m", "\033[0m"
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.rope import rotate
-from specdraft.targets.packing import PackedWeight, joined
+from specdraft.packing import PackedWeight, joined
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from specdraft.targets.packing import PackedWeight
+from specdraft.packing import PackedWeight
 
 
 class FrozenHead:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdraft.cache import KeyValueCache
+from specdraft.packing import pack_linears, unpack_linears
 from specdraft.targets.bridge import ATTENTION_NAME, CacheBridge, Pass, running, watch_layers
 from specdraft.targets.describe import describe
 from specdraft.targets.families import (
@@ -20,7 +21,6 @@ from specdraft.targets.families import (
 )
 from specdraft.targets.head import FrozenHead
 from specdraft.targets.lean import LeanDecoder
-from specdraft.targets.packing import pack_linears, unpack_linears
 from specdraft.types import TargetOutput
 
 

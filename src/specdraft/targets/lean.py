@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from specdraft.attention import decoding_mask, folded_attention
 from specdraft.cache import KeyValueCache
-from specdraft.targets.packing import PackedLinear, PackedWeight
+from specdraft.packing import PackedLinear, PackedWeight
 
 # pre-norm decoders of RMSNorm, rotary attention over whole heads and SwiGLU; anything else runs its own modules
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

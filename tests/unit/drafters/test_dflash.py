@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdraft.drafters import DFlash
-from specdraft.targets.packing import JoinsProducts, PackedWeight, can_pack, packed_linears
+from specdraft.packing import JoinsProducts, PackedWeight, can_pack, packed_linears
 from specdraft.types import TargetSpec
 
 

@@ -14,9 +14,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from specdraft.packing import PackedLinear, can_pack
 from specdraft.taps import evenly_spaced_taps
 from specdraft.targets import HFTarget
-from specdraft.targets.packing import PackedLinear, can_pack
 from specdraft.types import DecodingTarget, TargetSpec
 
 SIZES = dict(

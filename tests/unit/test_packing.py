@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdraft.targets.packing import PackedLinear, PackedWeight, can_pack, pack_linears, packed_linears, unpack_linears
+from specdraft.packing import PackedLinear, PackedWeight, can_pack, pack_linears, packed_linears, unpack_linears
 
 needs_onednn = pytest.mark.skipif(not can_pack(torch.ones(2, 2)), reason="this build of torch has no oneDNN packing")
 
