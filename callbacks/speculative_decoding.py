@@ -252,7 +252,7 @@ class SpeculativeDecoding(Callback):
         weights = "the weights of this run" if fitting else str(trainer.ckpt_path)
         dtype = next(module.drafter.parameters()).dtype
         found = content_digest(weights) if not fitting and Path(weights).exists() else ""
-        here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights, found)
+        here = MadeFor.of(module.target.device, module.target.dtype, dtype, weights, found, self.params)
         with warnings.catch_warnings():
             if self._validations and self._fitting:
                 warnings.simplefilter("ignore")

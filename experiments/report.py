@@ -43,6 +43,7 @@ class Section:
 SECTIONS = (
     Section("Correctors", "corrector_", "corrector_none", "What does each corrector add to one and the same drafter?"),
     Section("DScout, step by step", "dscout_", "dscout_1_base", "What does each part of the recipe add?"),
+    Section("Trained longer", "long_", "long_base", "What is left of a difference after more steps?"),
     Section("Other runs", "", "", "Everything else below the same folders."),
 )
 
@@ -185,6 +186,12 @@ def _comparable(rows: list[Row]) -> list[str]:
         if len(set(values)) > 1:
             each = "; ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
             found.append(f"- {name}: {each}")
+    own = [run.name for run in runs if not _draws_with_its_seed(run)]
+    if own:
+        found.append(
+            "- seeds: only the initial weights are those of the seed shown, rows, anchors and dropout those of "
+            f"model.seed, in {', '.join(own)}"
+        )
     if len(runs) < 2:
         return ["A single run: there is nothing to compare it with."]
     if not found:
@@ -220,10 +227,18 @@ def _revision(run: Run) -> str:
     return (found.get("git") or "unknown")[:10] + (" (changed)" if found.get("git_dirty") else "")
 
 
-def _seed(run: Run) -> str:
+def _config(run: Run) -> dict[str, Any]:
     path = run.folder / "config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return str(config.get("seed_everything", "?"))
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+
+
+def _seed(run: Run) -> str:
+    return str(_config(run).get("seed_everything", "?"))
+
+
+def _draws_with_its_seed(run: Run) -> bool:
+    config = _config(run)
+    return (config.get("model") or {}).get("seed") in (None, config.get("seed_everything"))
 
 
 def _steps(run: Run) -> int:

@@ -89,18 +89,18 @@ def _module_from_file(checkpoint: str, target: str | None) -> DraftingModule:
     return DraftingModule.load_from_checkpoint(file, map_location="cpu", target={**known, "path": target})
 
 
-def open_policy(path: str, module: DraftingModule, checkpoint: str, temperature: float) -> BlockPolicy:
+def open_policy(path: str, module: DraftingModule, checkpoint: str, params: SamplingParams) -> BlockPolicy:
     """The policy of a file for a loaded checkpoint, with a warning where it was made for something else.
 
     Args:
         path: File written by ``specdraft tune``.
         module: The loaded checkpoint.
         checkpoint: Its path.
-        temperature: Sampling temperature.
+        params: How tokens are drawn.
     """
     drafter_dtype = next(module.drafter.parameters()).dtype
-    here = MadeFor.of(module.target.device, module.target.dtype, drafter_dtype, checkpoint, digest(checkpoint))
-    return load_policy(path, here, temperature, module.drafter.block_size)
+    here = MadeFor.of(module.target.device, module.target.dtype, drafter_dtype, checkpoint, digest(checkpoint), params)
+    return load_policy(path, here, params.temperature, module.drafter.block_size)
 
 
 def generate(
@@ -160,7 +160,7 @@ def generate(
         params=params,
         concurrency=1,
         block_size=block_size,
-        policy=None if policy is None else open_policy(policy, module, checkpoint, temperature),
+        policy=None if policy is None else open_policy(policy, module, checkpoint, params),
         generator=generator,
     )
     answer = drafted.results[0]

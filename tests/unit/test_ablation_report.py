@@ -83,6 +83,15 @@ def test_gains_are_between_runs_of_one_seed(report: ModuleType, tmp_path: Path) 
     assert cells(text, "dscout_3_unmasking")[8] == "+0.000"  # no seed in common: over all
 
 
+def test_seeds_that_reach_the_initial_weights_alone_are_said(report: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "dscout_1_base", "version_0", [4, 4, 4], seed=42)
+    other = write(tmp_path, "dscout_2_mixed_horizon", "version_0", [4, 4, 4], seed=42)
+    assert "initial weights" not in report.report([str(tmp_path)])
+    path = other / "config.yaml"
+    path.write_text(path.read_text().replace("model:", "model:\n  seed: 0", 1))
+    assert "those of model.seed, in dscout_2_mixed_horizon/version_0" in report.report([str(tmp_path)])
+
+
 def test_what_cannot_be_compared_is_said(report: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "dscout_1_base", "version_0", [4, 4, 4])
     write(tmp_path, "dscout_2_mixed_horizon", "version_0", [5, 5, 5], temperature=1.0, step=49)

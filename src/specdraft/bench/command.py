@@ -158,7 +158,7 @@ def _jobs(
     for path, module in setup.modules.items():
         choices: list[Choice] = [(block, None, fixed(block)) for block in blocks[path]]
         if policy is not None:
-            chosen = open_policy(policy, module, path, temperature)
+            chosen = open_policy(policy, module, path, params)
             make = partial(PolicyFile.read(policy).make, temperature)
             choices.append((max(chosen.sizes), Path(policy).name, make))
         for block, name, maker in choices:

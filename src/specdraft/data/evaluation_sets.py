@@ -16,7 +16,8 @@ Fields = Mapping[str, Any]
 class EvaluationSet:
     """A data set of prompts.
 
-    The prompts are those of the DFlash harness, so that results can be held against published ones.
+    The prompts are worded as those of the DFlash harness, so that results can be held against published ones. Of a set
+    that is cut the first rows are taken, where that harness shuffles before it cuts: the sample is another one.
 
     Attributes:
         name: What it is called on the command line.

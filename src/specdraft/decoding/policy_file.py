@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from specdraft.decoding.policy import BlockPolicy, RunningSurvival, StaticTable, TunedPolicy
+from specdraft.decoding.sampling import SamplingParams
 from specdraft.decoding.tuned import TunedTables
 
 POLICIES: Mapping[str, type[TunedPolicy]] = {cls.__name__: cls for cls in (StaticTable, RunningSurvival)}
@@ -28,16 +29,26 @@ class MadeFor:
         digest: Start of the SHA-256 of the checkpoint, empty where there is none.
         device: Device by name.
         dtype: Types of target and drafter.
+        top_p: Nucleus of the target's distribution; matters at ``temperature > 0``.
+        top_k: Candidates of the target's distribution, 0 for all; likewise.
     """
 
     checkpoint: str
     digest: str
     device: str
     dtype: str
+    top_p: float = 1.0
+    top_k: int = 0
 
     @classmethod
     def of(
-        cls, device: torch.device, target: torch.dtype, drafter: torch.dtype, checkpoint: str, digest: str = ""
+        cls,
+        device: torch.device,
+        target: torch.dtype,
+        drafter: torch.dtype,
+        checkpoint: str,
+        digest: str = "",
+        params: SamplingParams | None = None,
     ) -> MadeFor:
         """Describe what is about to decode.
 
@@ -47,9 +58,11 @@ class MadeFor:
             drafter: Type of the drafter.
             checkpoint: Path of the checkpoint, or words where there is none.
             digest: What :func:`specdraft.checkpoints.digest` says of the file or folder; empty where there is none.
+            params: How tokens are drawn (default: greedy).
         """
         types = " / ".join(str(dtype).removeprefix("torch.") for dtype in (target, drafter))
-        return cls(checkpoint, digest, device_name(device), types)
+        drawn = params or SamplingParams()
+        return cls(checkpoint, digest, device_name(device), types, drawn.top_p, drawn.top_k)
 
     def differences(self, other: MadeFor) -> list[str]:
         """What differs from the circumstances of ``other``, each with both values."""
@@ -168,6 +181,9 @@ def load_policy(path: str | Path, here: MadeFor, temperature: float, block_size:
     known = file.nearest(temperature).temperature
     if known != temperature:
         different.append(f"temperature {known:g}, not {temperature:g}")
+    mine, theirs = (f"top_p {each.top_p:g}, top_k {each.top_k}" for each in (file.made_for, here))
+    if temperature > 0 and mine != theirs:
+        different.append(f"{mine}, not {theirs}")
     for difference in different:
         warnings.warn(
             f"policy {path} was made for {difference}: outputs stay exact, but it may not choose the fastest block "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specdraft.bench.journal import Journal
 from specdraft.bench.setup import check_blocks, numbers, prepare
 from specdraft.callbacks.provenance import provenance
-from specdraft.decoding import MadeFor, PolicyFile, RunningSurvival, StaticTable
+from specdraft.decoding import MadeFor, PolicyFile, RunningSurvival, SamplingParams, StaticTable
 from specdraft.tune.candidates import Candidate, choose_candidate, depth_of, measure_candidate
 from specdraft.tune.check import Check, check_run
 from specdraft.tune.measuring import Meter
@@ -111,7 +111,8 @@ def tune(
         module = setup.modules[best.path]
         drafter_type = next(module.drafter.parameters()).dtype
         types = (setup.target.dtype, drafter_type)
-        made_for = MadeFor.of(setup.target.device, *types, best.path, setup.facts["checkpoints"][best.path])
+        digest, drawn = setup.facts["checkpoints"][best.path], SamplingParams(top_p=top_p, top_k=top_k)
+        made_for = MadeFor.of(setup.target.device, *types, best.path, digest, drawn)
         policy = StaticTable if not adaptive else RunningSurvival
         PolicyFile(policy.__name__, made_for, best.tables).write(path)
         print(f"{choices_table(best)}\nwrote {path}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,3 +98,12 @@ def test_circumstances(tmp_path):
     assert here.differences(MadeFor.of(torch.device("cpu"), *types, str(moved), digest(moved))) == []
     unknown = MadeFor.of(torch.device("cpu"), *types, "the weights of this run")
     assert len(unknown.differences(unknown)) == 1  # weights that are nowhere cannot be told to be the same
+
+
+def test_filters_count_where_tokens_are_drawn(path):
+    narrow = replace(HERE, top_p=0.8, top_k=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_policy(path, narrow, 0.0, 4)
+    with pytest.warns(UserWarning, match="top_p 1, top_k 0, not top_p 0.8, top_k 20"):
+        load_policy(path, narrow, 1.0, 4)
