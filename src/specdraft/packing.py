@@ -88,10 +88,30 @@ class JoinsProducts(Protocol):
         """Drop the joint copy."""
 
 
-def joined(*linears: nn.Module) -> PackedWeight | None:
-    """One packed product for bias-free linear layers of one input, outputs in their order; None if none can be made."""
-    weights = [layer.weight for layer in linears if isinstance(layer.weight, Tensor)]
-    return PackedWeight(torch.cat([weight.detach() for weight in weights])) if can_pack(weights[0]) else None
+class JoinedLinears:
+    """Plain bias-free linear layers of one input as one packed product.
+
+    Args:
+        linears: The layers, which keep their parameters; the product works on a copy of them.
+    """
+
+    def __init__(self, *linears: nn.Linear | PackedLinear) -> None:
+        self._linears = linears
+        self._product = PackedWeight(torch.cat([layer.weight.detach() for layer in linears]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to the outputs of all layers behind each other."""
+        first = self._linears[0].weight
+        if not can_pack(first):  # the module has left the CPU or changed its dtype
+            return torch.cat([layer(x) for layer in self._linears], -1)
+        return self._product(x)
+
+
+def joined(*linears: nn.Module) -> JoinedLinears | None:
+    """One product for several layers; None where one of them is not plain, has a bias or cannot be packed."""
+    plain = [layer for layer in linears if isinstance(layer, (nn.Linear, PackedLinear))]
+    fit = [type(x) in (nn.Linear, PackedLinear) and x.bias is None and can_pack(x.weight) for x in plain]
+    return JoinedLinears(*plain) if len(plain) == len(linears) and all(fit) else None
 
 
 def pack_linears(module: nn.Module) -> int:

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdraft.packing import PackedLinear, PackedWeight, can_pack, pack_linears, packed_linears, unpack_linears
+from specdraft.packing import (
+    PackedLinear,
+    PackedWeight,
+    can_pack,
+    joined,
+    pack_linears,
+    packed_linears,
+    unpack_linears,
+)
 
 needs_onednn = pytest.mark.skipif(not can_pack(torch.ones(2, 2)), reason="this build of torch has no oneDNN packing")
 
@@ -87,3 +95,22 @@ def test_replaces_nested_linears_and_restores_them():
     assert unpack_linears(model) == 3
     assert type(model["a"][0]) is nn.Linear
     assert torch.equal(model["a"](x), expected)
+
+
+@needs_onednn
+def test_joined_layers_give_their_outputs_behind_each_other():
+    class Adapted(nn.Linear):
+        pass
+
+    first, second, x = frozen(False), frozen(False, out_features=8), torch.randn(3, 24)
+    both = joined(first, PackedLinear(second))
+    assert both is not None
+    expected = torch.cat([first(x), second(x)], -1)
+    with torch.inference_mode():
+        torch.testing.assert_close(both(x), expected, atol=1e-5, rtol=1e-5)
+    # an adapter computes something of its own, a bias is not part of the product
+    assert joined(first, Adapted(24, 8, bias=False)) is None
+    assert joined(first, frozen(True)) is None
+    first.bfloat16()
+    second.bfloat16()
+    assert both(x.bfloat16()).dtype == torch.bfloat16  # the copy is float32 still, the layers are asked

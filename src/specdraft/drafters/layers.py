@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.rope import rotate
-from specdraft.packing import PackedWeight, joined
+from specdraft.packing import JoinedLinears, joined
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
@@ -54,7 +54,7 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self._gate_up: PackedWeight | None = None
+        self._gate_up: JoinedLinears | None = None
 
     def join_products(self) -> None:
         """Gate and up as one product, for decoding."""
@@ -93,8 +93,8 @@ class Projections(nn.Module):
         self.k_norm = RMSNorm(head_dim, eps)
         self.head_dim = head_dim
         self._heads = (heads, kv_heads)
-        self._qkv: PackedWeight | None = None
-        self._kv: PackedWeight | None = None
+        self._qkv: JoinedLinears | None = None
+        self._kv: JoinedLinears | None = None
 
     def join_products(self) -> None:
         """Queries, keys and values of a block as one product, and keys and values of the context, for decoding."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdraft.drafters import DFlash
-from specdraft.packing import JoinsProducts, PackedWeight, can_pack, packed_linears
+from specdraft.packing import JoinedLinears, JoinsProducts, can_pack, packed_linears
 from specdraft.types import TargetSpec
 
 
@@ -264,12 +264,12 @@ def test_joint_products_of_decoding_equal_the_separate_ones(options, make_blocks
     for turn in range(2):
         with packed_linears(drafter):
             calls = {
-                part: [value for value in vars(part).values() if isinstance(value, PackedWeight)] for part in parts
+                part: [value for value in vars(part).values() if isinstance(value, JoinedLinears)] for part in parts
             }
             assert all(calls.values())
             for got, want in zip(drafted(), plain, strict=True):
                 torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-            assert all(call._packed is not None for each in calls.values() for call in each)
+            assert all(call._product._packed is not None for each in calls.values() for call in each)
         if turn == 0:  # trained on: the copy must not outlive the decoding
             with torch.no_grad():
                 for weight in drafter.parameters():
