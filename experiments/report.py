@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from specdraft.bootstrap import Array, common, interval, mat, speedup
-from specdraft.runs import Run, differences, read_runs, shared_facts
+from specdraft.runs import Run, differences, read_config, read_provenance, read_runs, shared_facts
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def _commands(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
         for run in row.runs:
-            facts = _provenance(run)
+            facts = read_provenance(run.folder)
             if measured := facts.get("measured"):  # by a run of its own, which trained that checkpoint
                 trained = Path(measured["path"]).parent.parent / "provenance.json"
                 if trained.is_file():
@@ -217,33 +216,23 @@ def _typed(facts: dict[str, Any]) -> str:
     return shlex.join([Path(command[0]).name, *command[1:]]) if command else "(no provenance.json)"
 
 
-def _provenance(run: Run) -> dict[str, Any]:
-    path = run.folder / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 def _revision(run: Run) -> str:
-    found = _provenance(run)
+    found = read_provenance(run.folder)
     return (found.get("git") or "unknown")[:10] + (" (changed)" if found.get("git_dirty") else "")
 
 
-def _config(run: Run) -> dict[str, Any]:
-    path = run.folder / "config.yaml"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
-
-
 def _seed(run: Run) -> str:
-    return str(_config(run).get("seed_everything", "?"))
+    return str(read_config(run.folder).get("seed_everything", "?"))
 
 
 def _draws_with_its_seed(run: Run) -> bool:
-    config = _config(run)
+    config = read_config(run.folder)
     return (config.get("model") or {}).get("seed") in (None, config.get("seed_everything"))
 
 
 def _steps(run: Run) -> int:
     """Optimiser steps behind the values: the trainer's own count where the decoded prompts name it."""
-    if "measured" in _provenance(run):
+    if "measured" in read_provenance(run.folder):
         return run.step
     kept = [int(path.stem.removeprefix("val-")) for path in (run.folder / "decoded").glob("val-*.csv")]
     return max((step for step in kept if step <= run.step + 1), default=run.step)

@@ -96,7 +96,7 @@ def _read(place: Path, at: str) -> Run | None:
     split = _split(place)
     # a validation inside an epoch is logged one step before the trainer's own count, which names the file
     counts = read_counts(place, int(chosen.step) + 1, split)
-    config, provenance = _config(place), _provenance(place)
+    config, provenance = read_config(place), read_provenance(place)
     step = int((provenance.get("measured") or {}).get("step", chosen.step))  # `validate` and `test` count from 0
     facts = _facts(config, provenance, split, counts)
     return Run(place.name, step, values, facts, counts, place, _corrector(config))
@@ -109,13 +109,14 @@ def _split(place: Path) -> str:
     return "test" if kept == {"test"} else "val"
 
 
-def _config(place: Path) -> dict[str, Any]:
+def read_config(place: Path) -> dict[str, Any]:
     """What the run was configured with, empty where it did not keep it."""
     path = place / "config.yaml"
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
 
 
-def _provenance(place: Path) -> dict[str, Any]:
+def read_provenance(place: Path) -> dict[str, Any]:
+    """What the run left of command, revision and machine, empty where it did not keep it."""
     path = place / "provenance.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
