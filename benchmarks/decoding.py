@@ -12,7 +12,7 @@ import argparse
 import inspect
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from specdraft.decoding import (
     verify_greedy,
 )
 from specdraft.drafters import DFlash, Drafter
-from specdraft.packing import packed_linears
+from specdraft.packing import joined, packed_linears
 from specdraft.steps import most_frequent
 from specdraft.targets import HFTarget, load_target
 
@@ -52,6 +52,7 @@ def autoregressive_against_generate(target: HFTarget, options: argparse.Namespac
     plain = HFGenerate(target.spec.name, target.dtype, target.device)
     rows: list[list[object]] = []
     rates: dict[int, float] = {}
+    products = bare_products(target, options.batches)
     for batch in options.batches:
         requests = requests_of(target, batch, options.tokens)
         best: dict[str, tuple[float, DecodeResult]] = {}
@@ -76,12 +77,48 @@ def autoregressive_against_generate(target: HFTarget, options: argparse.Namespac
         rates[batch] = ours.tokens_per_second
         whole = (ours.emitted / mine, reference.emitted / theirs, theirs / mine)
         decode = ours.tokens_per_second / reference.tokens_per_second
-        rows.append([batch, *whole, decode, f"{same} of {batch}"])
-    heads = ["batch", "engine tokens/s", "generate tokens/s", "ratio", "ratio without prefill", "equal outputs"]
-    out = [f"### AR against transformers.generate, {options.tokens} new tokens", "", *table(heads, rows)]
+        step, other = (each.decode_seconds / each.steps for each in (ours, reference))
+        # beyond this ratio the products alone would take longer than the whole step may
+        limits = (products[batch] / step, other / products[batch])
+        rows.append([batch, *whole, decode, *limits, f"{same} of {batch}"])
+    heads = ["batch", "engine tokens/s", "generate tokens/s", "ratio", "ratio without prefill"]
+    heads += ["products / step", "highest ratio", "equal outputs"]
+    out = [
+        f"### AR against transformers.generate, {options.tokens} new tokens",
+        "",
+        "`products / step` is the time of the target's matrix products alone, with nothing between them, as a share of "
+        "the engine's step; `highest ratio` is the step of `generate` over those products: what an engine without any "
+        "other cost would reach.",
+        "",
+        *table(heads, rows),
+    ]
     if {1, 8} <= rates.keys():
         out += ["", f"AR at concurrency 8 gives {rates[8] / rates[1]:.2f} times the tokens/s of concurrency 1."]
     return out
+
+
+@torch.inference_mode()
+def bare_products(target: HFTarget, counts: Sequence[int]) -> dict[int, float]:
+    """Seconds of the linear layers and the head for so many rows: what no engine in this precision gets below."""
+    products: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = [(target.head.weight.shape[1], target.head)]
+    for module in target.model.modules():
+        for names in (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+            linears = [getattr(module, name) for name in names if hasattr(module, name)]
+            product = joined(*linears) if linears else None
+            if product is not None:
+                products.append((linears[0].in_features, product))
+    inputs = {
+        (rows, width): torch.ones(rows, width, device=target.device, dtype=target.dtype)
+        for rows in counts
+        for width in {width for width, _ in products}
+    }
+
+    def run(rows: int) -> None:
+        for width, product in products:
+            product(inputs[rows, width])
+
+    calls = {str(rows): lambda rows=rows: run(rows) for rows in counts}  # type: ignore[misc]
+    return {int(rows): seconds for rows, seconds in interleaved(calls, device=target.device).items()}
 
 
 @torch.inference_mode()
@@ -228,6 +265,33 @@ def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
     return ["### Draft vocabulary, batch 1", "", *table([*columns, "equal to AR"], rows)]
 
 
+def draft_vocabulary_by_layers(target: HFTarget, options: argparse.Namespace) -> list[str]:
+    """What a reduced head saves of a round's draft, by decoder layers of the drafter, whose weights it has to read."""
+    size = options.draft_vocabularies[0]
+    heads = [target.head, target.head.reduce(torch.arange(min(size, target.spec.vocab_size), device=target.device))]
+    requests = requests_of(target, options.prompts // 2, 24)  # an untrained drafter emits a token per round
+    rows: list[list[object]] = []
+    for layers in (1, 2, 5):
+        torch.manual_seed(0)
+        drafter = DFlash(target.spec, num_layers=layers, block_size=8, tap_norm=True).to(target.device).eval()
+        for block_size in (4, 8):
+            with packed_linears(drafter):
+                decodes = [
+                    lambda share, head=head, drafter=drafter, block_size=block_size: speculative_decode(
+                        *(target, drafter, NoCorrector(target.spec), head, share),
+                        mask_token_id=target.spec.mask_token_id,
+                        block_size=block_size,
+                    )
+                    for head in heads
+                ]
+                for decode in decodes:
+                    decode(requests[:1])
+                whole, reduced = (1e3 * d.timing.draft / d.steps for d in alternately(decodes, requests, 1))
+            rows.append([layers, block_size, whole, reduced, whole / reduced])
+    columns = ["layers", "block size", "draft ms, whole", f"draft ms, {size}", "faster"]
+    return ["### Draft vocabulary by layers of the drafter, untrained, batch 1", "", *table(columns, rows)]
+
+
 def report(options: argparse.Namespace) -> list[str]:
     """All sections."""
     if options.checkpoint:
@@ -247,7 +311,7 @@ def report(options: argparse.Namespace) -> list[str]:
         rows = [speculative_round(target, drafter, corrector, head, batch, options) for batch in (1, 8)]
         heads = ["batch", "draft", "extend", "correct", "verify", "sum", "round", "round / sum"]
         out += ["### A speculative round against its model calls, ms", "", *table(heads, rows), ""]
-        out += correctors(target, drafter, head)
+        out += [*correctors(target, drafter, head), "", *draft_vocabulary_by_layers(target, options)]
         if module is not None and module.draft_vocab_size:
             out += ["", *draft_vocabulary(module, options)]
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdraft.bootstrap import FIELDS
 from specdraft.decoding import RequestResult
-from specdraft.scratch import scratch_of
+from specdraft.scratch import write_text
 
 
 def counts(
@@ -36,7 +36,7 @@ def counts(
 def _fields(drafted: RequestResult, baseline: RequestResult) -> list[float]:
     values: list[float] = [drafted.rounds, sum(drafted.accepted)]
     for result in (drafted, baseline):
-        values += [len(result.tokens) - 1, result.arrivals[-1] - result.arrivals[0]]
+        values += [len(result.tokens) - 1, result.decoding_seconds]
     return values
 
 
@@ -56,11 +56,10 @@ def digest(prompt_ids: Sequence[int] | Tensor) -> str:
 def write_counts(path: Path, prompts: Sequence[str], families: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
     """Write one line per prompt: its digest, its family, and :data:`FIELDS`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = scratch_of(path)
-    with scratch.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["prompt", "family", *FIELDS])
-        for prompt, family, values in zip(prompts, families, rows, strict=True):
-            whole = [f"{v:.6f}" if name.endswith("seconds") else int(v) for name, v in zip(FIELDS, values, strict=True)]
-            writer.writerow([prompt, family, *whole])
-    os.replace(scratch, path)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["prompt", "family", *FIELDS])
+    for prompt, family, values in zip(prompts, families, rows, strict=True):
+        whole = [f"{v:.6f}" if name.endswith("seconds") else int(v) for name, v in zip(FIELDS, values, strict=True)]
+        writer.writerow([prompt, family, *whole])
+    write_text(path, file.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from specdraft.scratch import write_json
 
+FILE = "provenance.json"
 PACKAGES = (
     "specdraft",
     "torch",
@@ -65,25 +67,42 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What an earlier part of the run left; nothing where there is none or it is damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
 class Provenance(Callback):
     """Write ``provenance.json`` (command, git revision, versions, machine) into the run folder.
 
-    Where a checkpoint is measured (``validate``, ``test``), ``measured`` names it and the steps that it was trained.
+    Where a checkpoint is measured (``validate``, ``test``), ``measured`` names it and the steps that it was trained. A
+    run that goes on in its folder keeps under ``earlier`` what it was made with before, and says from which step on
+    (``from_step``) the rest of the file holds.
     """
 
     def __init__(self) -> None:
-        self._measured: dict[str, Any] = {}
+        self._further: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._measured = {}
+        log_dir = trainer.log_dir
+        self._before = _read(Path(log_dir) / FILE) if log_dir is not None else {}
+        self._further = {}
         self._write(trainer)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        step = int(checkpoint.get("global_step", 0))
         if trainer.state.fn != "fit":
-            self._measured = {"path": str(trainer.ckpt_path), "step": int(checkpoint.get("global_step", 0))}
-            self._write(trainer)
+            self._further = {"measured": {"path": str(trainer.ckpt_path), "step": step}}
+        elif self._before:
+            earlier = self._before.pop("earlier", [])
+            self._further = {"from_step": step, "earlier": [*earlier, self._before]}
+        self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
         log_dir = trainer.log_dir  # asked by every rank: it is broadcast
@@ -91,5 +110,4 @@ class Provenance(Callback):
             return
         folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        measured = {"measured": self._measured} if self._measured else {}
-        write_json(folder / "provenance.json", {**provenance(), **measured})
+        write_json(folder / FILE, {**provenance(), **self._further})

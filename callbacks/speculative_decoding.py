@@ -48,11 +48,11 @@ class SpeculativeDecoding(Callback):
 
     Logs under ``decode/``: ``mat`` (bonus counted, pooled over rounds), ``mat_drafts``, ``mat_prompt_mean``,
     ``mat_family/*``, ``tokens_per_second`` and ``ar_tokens_per_second`` (prefill apart), ``speedup``,
-    ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k``, ``exposure_gap`` (teacher-forced
-    ``val/mat`` minus ``decode/mat``) and, when greedy, ``lossless``: the fraction of outputs that equal the baseline's
-    token for token; ``offered_drafts``, the drafts per round that could have been accepted; ``corrector_parameters``.
-    Figures (acceptance per position, accepted lengths, latency of a round) and an answer per family with its accepted
-    drafts marked go to TensorBoard.
+    ``round_ms/{draft,correct,verify,host}``, ``survival_at/k``, ``accept_at/k``, ``exposure_gap`` (teacher-forced MAT
+    of as many drafts minus ``decode/mat``; only when greedy and of one block size) and, when greedy, ``lossless``: the
+    fraction of outputs that equal the baseline's token for token; ``offered_drafts``, the drafts per round that could
+    have been accepted; ``corrector_parameters``. Figures (acceptance per position, accepted lengths, latency of a
+    round) and an answer per family with its accepted drafts marked go to TensorBoard.
     ``ModelCheckpoint`` and ``EarlyStopping`` can monitor every value. What became of each prompt is written to
     ``decoded/SPLIT-STEP.csv`` in the run's folder, for the paired intervals of ``specdraft compare``.
 
@@ -328,8 +328,8 @@ class SpeculativeDecoding(Callback):
         if self.policy is not None:
             values["decode/mean_block_size"] = slots / max(steps, 1)
         # callbacks come before the module's own end of epoch, so that its metrics still hold this validation
-        teacher_forced = float(module.val_metrics.mat.compute())
-        if teacher_forced > 0:
+        comparable = self.policy is None and not (self.params.temperature or self.confidence_threshold)
+        if comparable and (teacher_forced := module.val_metrics.mat_of(drafts)) > 0:
             values["decode/exposure_gap"] = teacher_forced - values["decode/mat"]
         values["decode/speedup"] = values["decode/tokens_per_second"] / max(values["decode/ar_tokens_per_second"], 1e-9)
         for name, part in zip(("draft", "correct", "verify", "host"), parts, strict=True):

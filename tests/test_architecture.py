@@ -15,6 +15,7 @@ BASE = {"types", "taps", "cache", "attention", "packing", "precision"}
 MAY_USE = {
     **{name: BASE for name in BASE},
     **{name: BASE for name in MIDDLE},
+    "decoding": BASE | {"scratch"},
     "schedules": set(),
     "progress": set(),
     "scratch": set(),
@@ -39,8 +40,8 @@ MAY_USE = {
     "arguments": set(),
     "regenerate": BASE | MIDDLE | {"data", "commands", "progress", "scratch"},
     "feature_cache": BASE | MIDDLE | {"module", "data"},
-    "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands"},
-    "tune": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands", "bench"},
+    "bench": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands", "scratch"},
+    "tune": BASE | MIDDLE | {"module", "callbacks", "data", "checkpoints", "commands", "bench", "scratch"},
 }
 
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# what SpeculativeDecoding writes of every prompt; tokens and seconds are those behind its first token. With several
-# requests in flight the seconds hold what a request waits while others are prefilled
+# what SpeculativeDecoding writes of every prompt; tokens and seconds are those behind its first token, without what it
+# waits while others are prefilled
 FIELDS = ("rounds", "accepted", "tokens", "seconds", "ar_tokens", "ar_seconds")
 Array: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = dict[str, Array]
@@ -33,7 +33,7 @@ def read_counts(folder: Path, step: int, split: str = "val") -> Counts:
         split: Which rows were decoded, ``val`` or ``test``.
 
     Raises:
-        ValueError: If the file lacks a field, naming both.
+        ValueError: If the file lacks a field or is damaged, naming both.
     """
     steps = [int(path.stem.removeprefix(f"{split}-")) for path in (folder / "decoded").glob(f"{split}-*.csv")]
     if not any(found <= step for found in steps):
@@ -46,7 +46,13 @@ def read_counts(folder: Path, step: int, split: str = "val") -> Counts:
         if missing:
             raise ValueError(f"{path} has no column {sorted(missing)[0]!r}; it was not written by SpeculativeDecoding")
         for row in reader:
-            values = np.array([float(row[name]) for name in FIELDS])
+            try:
+                values = np.array([float(row[name]) for name in FIELDS])
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}, line {reader.line_num} is damaged ({error}); validate the run's checkpoint again, or "
+                    "delete the file to compare without intervals"
+                ) from error
             out[row["prompt"]] = out.get(row["prompt"], np.zeros(len(FIELDS))) + values
     return out
 
@@ -63,10 +69,10 @@ def mat(sums: Array) -> Array:
 
 
 def speedup(sums: Array) -> Array:
-    """Speculative over autoregressive tokens per second of the same run ``[...]``, the own prefill left out.
+    """Speculative over autoregressive tokens per second of the same run ``[...]``, prefills left out.
 
-    From the seconds of each prompt. With several requests in flight these overlap and hold the prefills of others, so
-    that the quotient is that of the speeds as a request sees them, nearer to 1 than ``decode/speedup``.
+    From the seconds of each prompt, which overlap where several requests are in flight: the quotient is then that of
+    the speeds of a request, while ``decode/speedup`` also counts rows that stand empty at the end of the queue.
     """
     own = sums[..., 2] / np.maximum(sums[..., 3], 1e-9)
     plain = sums[..., 4] / np.maximum(sums[..., 5], 1e-9)

@@ -17,6 +17,7 @@ from specdraft.bootstrap import Counts, read_counts
 # options of SpeculativeDecoding that decide what a decoded value means
 _MEASUREMENT = ("num_prompts", "max_new_tokens", "temperature", "top_p", "top_k", "concurrency", "rule")
 _MACHINE = ("machine", "cpu", "threads", "devices")
+_LIBRARIES = ("torch", "transformers")
 
 
 @dataclass
@@ -96,7 +97,7 @@ def _read(place: Path, at: str) -> Run | None:
     split = _split(place)
     # a validation inside an epoch is logged one step before the trainer's own count, which names the file
     counts = read_counts(place, int(chosen.step) + 1, split)
-    config, provenance = read_config(place), read_provenance(place)
+    config, provenance = read_config(place), read_provenance(place, int(chosen.step))
     step = int((provenance.get("measured") or {}).get("step", chosen.step))  # `validate` and `test` count from 0
     facts = _facts(config, provenance, split, counts)
     return Run(place.name, step, values, facts, counts, place, _corrector(config))
@@ -115,10 +116,29 @@ def read_config(place: Path) -> dict[str, Any]:
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
 
 
-def read_provenance(place: Path) -> dict[str, Any]:
-    """What the run left of command, revision and machine, empty where it did not keep it."""
+def read_provenance(place: Path, step: int | None = None) -> dict[str, Any]:
+    """What the run left of command, revision and machine, empty where it did not keep it.
+
+    Args:
+        place: Folder of the run.
+        step: Step of a logged value, for a run that went on elsewhere behind that step; None takes the last.
+
+    Raises:
+        ValueError: If the file is damaged, naming it.
+    """
     path = place / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        last: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); delete it, and the run counts as one of unknown origin"
+        ) from error
+    # a validation right at the step of the checkpoint was the last one before
+    parts = [*last.get("earlier", []), last]
+    known = [part for part in parts if step is None or part.get("from_step", -1) < step]
+    return known[-1] if known else parts[0]
 
 
 def _corrector(config: dict[str, Any]) -> str:
@@ -134,6 +154,7 @@ def _facts(config: dict[str, Any], provenance: dict[str, Any], split: str, count
         facts["target dtype"] = config["model"]["target"].get("dtype")
         data, trainer = config["data"]["init_args"], config["trainer"] or {}
         facts["precision"] = trainer.get("precision")
+        facts["val_anchors"], facts["max_length"] = config["model"].get("val_anchors"), data.get("max_length")
         facts["held-out data"] = (data.get("test") if split == "test" else None) or data.get("val") or data.get("train")
         facts["families"] = data.get("families")
         callbacks = trainer.get("callbacks") or []
@@ -143,6 +164,8 @@ def _facts(config: dict[str, Any], provenance: dict[str, Any], split: str, count
             if callback["class_path"].endswith("SpeculativeDecoding") and options.get("name", "decode") == "decode":
                 facts |= {name: options.get(name) for name in _MEASUREMENT}
     facts |= {name: provenance[name] for name in _MACHINE if name in provenance}
+    versions = provenance.get("versions") or {}
+    facts |= {name: versions[name] for name in _LIBRARIES if name in versions}
     if counts:  # the same file may have changed: what was decoded is known by its tokens
         digest = hashlib.sha256(" ".join(sorted(counts)).encode()).hexdigest()[:8]
         facts["decoded prompts"] = f"{len(counts)} ({digest})"

@@ -19,9 +19,14 @@ def scratch_of(path: Path) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write builtins to a file in one step, and to the disk."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step, and to the disk."""
     scratch = scratch_of(path)
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
+    with scratch.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)

@@ -33,9 +33,10 @@ class Rated(Protocol):
 
 
 class Calibrated(Protocol):
-    """Something with a temperature per draft position ``[>= K]``."""
+    """Something with a temperature per draft position."""
 
-    temperatures: Tensor
+    def temperatures_of(self, count: int) -> Tensor:
+        """Temperatures ``[count]`` of the first draft positions."""
 
 
 @contextmanager
@@ -133,6 +134,12 @@ class ValidationMetrics(nn.Module):
                 self.parts[name] = MeanMetric().to(value.device)
             self.parts[name].update(value, denominator)
 
+    def mat_of(self, drafts: int) -> float:
+        """Teacher-forced MAT were only the first ``drafts`` drafts of each round offered; 0 without rounds."""
+        histogram = self.acceptance.compute()["histogram"]
+        lengths = torch.arange(len(histogram), device=histogram.device).clamp(max=drafts)
+        return float(((1 + lengths) * histogram).sum())
+
     def temperatures(self) -> Tensor:
         """Temperature ``[K]`` of each draft position that calibrates the confidences seen so far."""
         return fit_temperatures(self.confidence.compute())
@@ -163,7 +170,7 @@ class ValidationMetrics(nn.Module):
         for family, place in self.families.items():
             values[f"val/mat_family/{family}"] = self.family_mat[place].compute()  # type: ignore[operator]
         if head is not None:
-            calibration = self._calibration(head.temperatures[: self.num_drafts].cpu().float())
+            calibration = self._calibration(head.temperatures_of(self.num_drafts).cpu())
             values |= {name: value.to(mat.device) for name, value in calibration.items()}
         return values
 

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import specdraft.callbacks.provenance
+from specdraft.runs import read_provenance
 
 Run = Callable[..., None]
 
@@ -22,8 +26,6 @@ def checkpoint(folder: Path, name: str) -> dict[str, Any]:
 
 
 def scalars(folder: Path) -> dict[str, list[float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(folder))
     events.Reload()
     return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -76,6 +78,26 @@ def test_fused_optimizer_clips_under_autocast(run_cli: Run, tiny_config: Path, t
         "--trainer.val_check_interval=2",
     )
     assert (tmp_path / "runs/tiny/v/checkpoints/last.ckpt").is_file()
+
+
+def test_a_run_that_goes_on_keeps_what_it_was_made_with_before(
+    run_cli: Run, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, folder = tmp_path / "runs/tiny/v/checkpoints/last.ckpt", tmp_path / "runs/tiny/v"
+    for turn, steps in enumerate((3, 6, 9)):
+        monkeypatch.setattr(specdraft.callbacks.provenance, "_cpu", lambda turn=turn: f"processor {turn}")
+        again = ("--ckpt_path", last) if turn else ()
+        run_cli("fit", "--config", tiny_config, f"--trainer.max_steps={steps}", *again)
+    facts = json.loads((folder / "provenance.json").read_text())
+    assert [(part["cpu"], part.get("from_step")) for part in facts["earlier"]] == [
+        ("processor 0", None),
+        ("processor 1", 3),
+    ]
+    assert (facts["cpu"], facts["from_step"]) == ("processor 2", 6)
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    logged = [event.step for event in events.Scalars("decode/mat")]
+    assert [read_provenance(folder, step)["cpu"] for step in logged] == [f"processor {turn}" for turn in range(3)]
 
 
 def test_validate_and_test_reload_what_was_trained(

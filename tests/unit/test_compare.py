@@ -220,6 +220,27 @@ def test_other_processors_are_told_apart(runs: Path) -> None:
     assert differences(read_runs([str(runs)])) == ['cpu: "B" in dcoco/version_0; "A" in none/version_0']
 
 
+def test_other_libraries_and_measured_rows_are_told_apart(runs: Path) -> None:
+    for name, torch, anchors in (("none", "2.11", 64), ("dcoco", "2.13", 32)):
+        folder = runs / name / "version_0"
+        (folder / "provenance.json").write_text(json.dumps({"versions": {"torch": torch, "transformers": "5.24"}}))
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(text.replace("model:\n", f"model:\n  val_anchors: {anchors}\n"))
+    assert differences(read_runs([str(runs)])) == [
+        'torch: "2.13" in dcoco/version_0; "2.11" in none/version_0',
+        "val_anchors: 32 in dcoco/version_0; 64 in none/version_0",
+    ]
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "decoded/val-1.csv"])
+def test_damaged_files_are_named(runs: Path, name: str) -> None:
+    path = runs / "none" / "version_0" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("prompt,family,rounds,accepted,tokens,seconds,ar_tokens,ar_seconds\nab,a,3,1,")
+    with pytest.raises(ValueError, match=f"{name}.*is damaged"):
+        read_runs([str(runs)])
+
+
 def test_runs_without_counts_show_what_they_logged(runs: Path) -> None:
     found = read_runs([str(runs)])
     assert intervals(found[0], found[1]) == {}

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specdraft import packing
 from specdraft.packing import (
     PackedLinear,
     PackedWeight,
     can_pack,
+    fewest_packed_rows,
     joined,
     pack_linears,
     packed_linears,
@@ -22,10 +26,17 @@ def frozen(bias=True, in_features=24, out_features=40):
     return nn.Linear(in_features, out_features, bias=bias).requires_grad_(False)
 
 
+@pytest.fixture
+def packs_from(monkeypatch):
+    """Sets the rows from which products are packed, whatever this machine measures."""
+    return lambda rows: monkeypatch.setattr(packing, "fewest_packed_rows", lambda: rows)
+
+
 @needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 24), (3, 24), (2, 7, 24), (200, 24)])
-def test_equals_plain_linear(bias, shape):
+def test_equals_plain_linear(bias, shape, packs_from):
+    packs_from(1)
     linear, x = frozen(bias), torch.randn(shape)
     layer = PackedLinear(linear)
     with torch.inference_mode():
@@ -35,7 +46,8 @@ def test_equals_plain_linear(bias, shape):
 
 
 @needs_onednn
-def test_packs_in_decoding_loops_only():
+def test_packs_in_decoding_loops_only(packs_from):
+    packs_from(1)
     linear, x = frozen(in_features=576, out_features=192), torch.randn(17, 576)
     product, plain = PackedWeight(linear.weight), PackedWeight(linear.weight, pack=False)
     with torch.no_grad():
@@ -46,6 +58,43 @@ def test_packs_in_decoding_loops_only():
         plain(x)
     assert product._packed is not None
     assert plain._packed is None
+
+
+@needs_onednn
+def test_few_rows_take_the_plain_product_where_it_is_faster(packs_from):
+    packs_from(4)
+    linear = frozen(in_features=576, out_features=192)
+    product, x = PackedWeight(linear.weight, linear.bias), torch.randn(2, 8, 576)
+    with torch.inference_mode():
+        for few in (x[0, 0], x[:1, :3]):
+            assert torch.equal(product(few), linear(few))
+        assert product._packed is None
+        many = product(x[:, :2])  # four rows in two dimensions
+        assert product._packed is not None
+    torch.testing.assert_close(many, linear(x[:, :2]), atol=1e-5, rtol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("slow_plain", "slow_packed", "rows"), [((), (1, 2, 4), 8), ((1, 2, 4), (), 1), ((4,), (1, 2), 4)]
+)
+def test_the_faster_product_is_measured(slow_plain, slow_packed, rows, monkeypatch):
+    def slowed(product, counts):
+        def call(x, *args):
+            time.sleep(0.005 if len(x) in counts else 0)
+            return product(x, *args)
+
+        return call
+
+    monkeypatch.setattr(F, "linear", slowed(F.linear, slow_plain))
+    monkeypatch.setattr(packing, "_packed_product", slowed(packing._packed_product, slow_packed))
+    assert fewest_packed_rows.__wrapped__() == rows
+
+
+def test_measured_once(monkeypatch):
+    first = fewest_packed_rows()
+    monkeypatch.setattr(packing, "_reordered", lambda weight: pytest.fail("measured again"))
+    assert fewest_packed_rows() == first in (1, 2, 4, 8)
 
 
 @needs_onednn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdraft.correctors.confidence import MAX_POSITIONS, ConfidenceHead
 from specdraft.metrics import ConfidenceCounts
 from specdraft.types import BlockBatch
 from specdraft.validation import ValidationMetrics
@@ -35,6 +36,25 @@ def test_families_of_any_name():
     assert not metrics.state_dict()
     metrics.reset()
     assert int(metrics.family_mat[2].mat_rounds) == 0
+
+
+def test_mat_of_fewer_drafts():
+    metrics = ValidationMetrics(2, 1, 4)
+    assert metrics.mat_of(2) == 0  # nothing seen
+    blocks, predicted = blocks_of([0, 1, 2, 2])
+    metrics.update(blocks, predicted, predicted, torch.zeros_like(predicted), [])
+    assert metrics.mat_of(2) == pytest.approx(float(metrics.compute()["val/mat"])) == pytest.approx(2.25)
+    assert metrics.mat_of(1) == pytest.approx(1.75)
+
+
+def test_confidences_of_more_drafts_than_have_a_temperature():
+    head, count = ConfidenceHead(3, 2), MAX_POSITIONS + 6
+    metrics = ValidationMetrics(count, 1, 4)
+    metrics.confidence.update(torch.ones(count), torch.ones(count), torch.arange(count))
+    metrics.loss.update(1.0, 1.0)
+    head.calibrate(metrics.temperatures())
+    values = metrics.compute(head)
+    assert values[f"val/confidence_ece_after_at/{count}"] < values[f"val/confidence_ece_before_at/{count}"]
 
 
 def test_parts_are_pooled_by_what_they_are_means_over():

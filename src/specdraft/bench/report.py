@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdraft.bench.tensorboard import write_tensorboard
+from specdraft.scratch import write_text
 
 Record = dict[str, Any]
 
@@ -22,7 +22,7 @@ def write_reports(folder: Path, records: Sequence[Record], facts: dict[str, Any]
         facts: How they were made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "bench.json", json.dumps({"facts": facts, "cells": list(records)}, indent=1) + "\n")
+    write_text(folder / "bench.json", json.dumps({"facts": facts, "cells": list(records)}, indent=1) + "\n")
     drawn = throughput_figure(records)
     if drawn is not None:
         drawn.savefig(folder / "bench.png", dpi=150)
@@ -33,7 +33,7 @@ def write_reports(folder: Path, records: Sequence[Record], facts: dict[str, Any]
         runs.setdefault(f"{title(record)}{heat}", []).append(record)
     write_tensorboard(folder, runs, drawn)
     text = markdown(records, facts, figure=drawn is not None)
-    _write(folder / "bench.md", text)
+    write_text(folder / "bench.md", text)
     return text
 
 
@@ -170,9 +170,3 @@ def throughput_figure(records: Sequence[Record]) -> Any | None:
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize="small")
     return figure
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".tmp")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

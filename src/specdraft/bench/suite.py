@@ -11,6 +11,7 @@ import yaml
 
 from specdraft.bench.report import title
 from specdraft.data.evaluation_sets import EVALUATION_SETS, evaluation_rows
+from specdraft.scratch import write_text
 
 Record = dict[str, Any]
 # the columns of the DFlash paper
@@ -92,7 +93,7 @@ def write_paper_table(
 ) -> str:
     """Write ``paper.md`` and return its text; arguments of :func:`paper_table`, and a line about the own rows."""
     text = paper_table(records, target, sets) + (f"\n{made_with}\n" if made_with else "")
-    (folder / "paper.md").write_text(text, encoding="utf-8")
+    write_text(folder / "paper.md", text)
     return text
 
 

@@ -64,8 +64,12 @@ class ConfidenceHead(nn.Module):
 
     def calibrated(self, logits: Tensor) -> Tensor:
         """Probabilities ``[N, K]`` of logits ``[N, K]`` whose second axis is the draft position."""
-        place = torch.arange(logits.shape[1], device=logits.device).clamp(max=MAX_POSITIONS - 1)
-        return torch.sigmoid(logits / self.temperatures[place].float())
+        return torch.sigmoid(logits / self.temperatures_of(logits.shape[1]))
+
+    def temperatures_of(self, count: int) -> Tensor:
+        """Temperatures ``[count]`` float32 of the first draft positions; those behind the last stored one share it."""
+        places = torch.arange(count, device=self.temperatures.device).clamp(max=MAX_POSITIONS - 1)
+        return self.temperatures[places].float()
 
     def calibrate(self, temperatures: Tensor) -> None:
         """Take the temperatures ``[K]`` of the draft positions; later positions take the last one.

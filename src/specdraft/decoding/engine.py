@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from time import perf_counter
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specdraft.cache import KeyValueCache
+from specdraft.decoding.confidence import ConfidenceCut
 from specdraft.decoding.graphs import Stage, aligned, capture, wanted
-from specdraft.decoding.policy import BlockPolicy, FixedBlock
+from specdraft.decoding.policy import BlockPolicy, FixedBlock, RunningSurvival
 from specdraft.decoding.prefill import prefill
 from specdraft.decoding.requests import DecodeResult, OnFinish, Request, RoundLog
 from specdraft.decoding.rounds import PARTS, Parts, Round, RowState
@@ -73,6 +75,13 @@ def speculative_decode(
         policy = FixedBlock(drafter.block_size if block_size is None else block_size)
     elif block_size is not None:
         raise ValueError(f"block_size {block_size} and a policy were both given; leave one out")
+    if isinstance(policy, RunningSurvival) and isinstance(corrector, ConfidenceCut):
+        warnings.warn(
+            "RunningSurvival learns from the drafts that are offered, but confidence_threshold "
+            f"{corrector.threshold:g} offers the likely ones alone: it takes acceptance for higher than it is; outputs "
+            "stay exact, but use StaticTable or threshold 0 for the fastest block size",
+            stacklevel=2,
+        )
     parts = Parts(target, drafter, corrector, head, mask_token_id, params or SamplingParams(), rule, generator)
     rounds = {size: Round(parts, size) for size in policy.sizes}
     schedule = Schedule(requests, target.spec, concurrency, on_finish)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import yaml
 from specdraft.decoding.policy import BlockPolicy, RunningSurvival, StaticTable, TunedPolicy
 from specdraft.decoding.sampling import SamplingParams
 from specdraft.decoding.tuned import TunedTables
+from specdraft.scratch import write_text
 
 POLICIES: Mapping[str, type[TunedPolicy]] = {cls.__name__: cls for cls in (StaticTable, RunningSurvival)}
 
@@ -131,9 +131,7 @@ class PolicyFile:
             ],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".tmp")
-        part.write_text(yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8")
-        os.replace(part, path)
+        write_text(path, yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
 
     @classmethod
     def read(cls, path: str | Path) -> PolicyFile:

@@ -44,6 +44,7 @@ class RequestResult:
         seconds: Wall time from entering a slot to the last token, prefill included.
         prompt_tokens: Length of the prompt.
         arrivals: Seconds from entering a slot to when the host had the tokens of the prefill and of each round.
+        waited: Seconds behind its first token in which it stood still because others were prefilled.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -52,6 +53,12 @@ class RequestResult:
     seconds: float = 0.0
     prompt_tokens: int = 0
     arrivals: list[float] = field(default_factory=list)
+    waited: float = 0.0
+
+    @property
+    def decoding_seconds(self) -> float:
+        """Wall time of its own rounds: behind its first token, without what it waited for prefills."""
+        return self.arrivals[-1] - self.arrivals[0] - self.waited if self.arrivals else 0.0
 
     @property
     def rounds(self) -> int:

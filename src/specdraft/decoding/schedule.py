@@ -32,6 +32,7 @@ class Row:
         self.workload = request.workload
         self.result = RequestResult(prompt_tokens=len(self.prompt))
         self.started = 0.0
+        self.prefilled = 0.0  # the schedule's prefill seconds when its own prefill was over
 
     @property
     def length(self) -> int:
@@ -70,6 +71,7 @@ class Schedule:
         self.rows: list[Row | None] = [None] * min(concurrency, len(requests))
         self.results = [row.result for row in self.queue]
         self._on_finish = on_finish
+        self._prefill_seconds = 0.0
 
     @property
     def live(self) -> list[Row]:
@@ -100,7 +102,11 @@ class Schedule:
         """
         while (taken := self._take())[0]:
             places, fresh = taken
-            for place, token in zip(places, load(places, [row.prompt for row in fresh]), strict=True):
+            began = perf_counter()
+            tokens = load(places, [row.prompt for row in fresh])
+            self._prefill_seconds += perf_counter() - began
+            for row, place, token in zip(fresh, places, tokens, strict=True):
+                row.prefilled = self._prefill_seconds
                 self.emit(place, [token])
 
     def _take(self) -> tuple[list[int], list[Row]]:
@@ -139,6 +145,7 @@ class Schedule:
         if row.remaining > 0 and tokens[-1] not in row.stops:
             return False
         row.result.seconds = row.result.arrivals[-1]
+        row.result.waited = self._prefill_seconds - row.prefilled
         self.rows[place] = None
         if self._on_finish is not None:
             self._on_finish(row.index, row.result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from specdraft.decoding import TunedTables
 from specdraft.decoding.tuned import ALL
+from specdraft.scratch import write_text
 from specdraft.tune.candidates import Candidate
 from specdraft.tune.check import Check
 from specdraft.tune.figure import tuning_figure
@@ -40,13 +40,13 @@ def write_reports(
         "checkpoints": [_candidate_values(candidate) for candidate in candidates],
         "checks": [_check_values(check) for check in checks],
     }
-    _write(folder / "tune.json", json.dumps(values, indent=1) + "\n")
+    write_text(folder / "tune.json", json.dumps(values, indent=1) + "\n")
     best = candidates[0]
     figure = tuning_figure(best.tables, best.grids, checks)
     if figure is not None:
         figure.savefig(folder / "tune.png", dpi=150)
     text = markdown(candidates, labels, checks, facts, figure is not None)
-    _write(folder / "tune.md", text)
+    write_text(folder / "tune.md", text)
     return text
 
 
@@ -203,9 +203,3 @@ def _check_values(check: Check) -> dict[str, Any]:
 
 def _grid_values(grid: Grid, name: str = "tokens_per_second") -> list[dict[str, Any]]:
     return [{"workload": w, "concurrency": c, name: dict(values)} for (w, c), values in grid.items()]
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".tmp")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

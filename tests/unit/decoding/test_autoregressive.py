@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from decoding_stubs import StubTarget
@@ -36,6 +38,23 @@ def test_equals_plain_loop(concurrency):
     assert done.steps <= done.rounds <= done.steps * concurrency
     assert done.mat == 1.0
     assert done.tokens_per_second == pytest.approx((done.emitted - 21) / done.decode_seconds)
+
+
+def test_prefills_of_others_are_no_decoding_time():
+    """One request decodes on while the rows beside it are refilled; a step is fast here, a prefill slow."""
+
+    class SlowPrefill(StubTarget):
+        def forward(self, input_ids, cache, *, features=True):
+            time.sleep(0.02 if input_ids.shape[1] > 1 else 0)
+            return super().forward(input_ids, cache, features=features)
+
+    requests = [Request([1, 2], 12), *(Request([3, 4], 3) for _ in range(4))]
+    done = autoregressive_decode(SlowPrefill(), requests, concurrency=2)
+    long, last = done.results[0], done.results[-1]
+    assert long.waited == pytest.approx(0.06, rel=0.5)  # the refills behind the first prefill, which holds two
+    assert long.decoding_seconds < 0.02 < long.arrivals[-1] - long.arrivals[0]
+    assert last.waited == 0
+    assert sum(r.decoding_seconds for r in done.results) <= 2 * done.decode_seconds
 
 
 def test_head_reads_last_positions_only():

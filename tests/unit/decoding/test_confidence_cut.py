@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from decoding_stubs import StubDrafter, StubTarget
@@ -13,7 +15,10 @@ from specdraft.correctors import NoCorrector
 from specdraft.decoding import (
     ConfidenceCut,
     Request,
+    RunningSurvival,
     SamplingParams,
+    StaticTable,
+    TunedTables,
     autoregressive_decode,
     speculative_decode,
     with_threshold,
@@ -194,3 +199,24 @@ def test_refuses_proposals_without_confidence():
             [Request([1], 5)],
             mask_token_id=target.spec.mask_token_id,
         )
+
+
+def test_a_policy_that_learns_from_cut_rounds_is_told_so():
+    target = StubTarget()
+    tables = TunedTables(0.0, {"all": {5: [0.5] * 4}}, {5: {1: 1.0}}, {"all": {1: 5}})
+    rating = Rating(NoCorrector(target.spec), target.vocab)
+
+    def decode(policy, threshold):
+        speculative_decode(
+            *(target, StubDrafter(target, 5, modulus=3), with_threshold(rating, threshold), target.head),
+            [Request([1, 2], 8)],
+            mask_token_id=target.spec.mask_token_id,
+            policy=policy,
+        )
+
+    with pytest.warns(UserWarning, match="confidence_threshold 0.5 offers the likely ones alone"):
+        decode(RunningSurvival(tables), 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(RunningSurvival(tables), 0.0)
+        decode(StaticTable({"all": {1: 5}}), 0.5)
