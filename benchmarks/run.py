@@ -37,7 +37,8 @@ def main() -> None:
         "# Results of `make benchmarks`",
         "",
         "Each ratio comes from alternating runs in one process or of twin processes. Seconds on another machine "
-        "differ, ratios should hold. The scripts say what is measured.",
+        "differ, and so do ratios against `transformers.generate`, which depend on how fast weights are read. The "
+        "scripts say what is measured.",
         "",
         f"{machine()}; {datetime.date.today():%Y-%m-%d}.",
         "",

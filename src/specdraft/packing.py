@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from time import perf_counter
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -118,17 +117,6 @@ class PackedLinear(nn.Module):
         return self._product(x)
 
 
-@runtime_checkable
-class JoinsProducts(Protocol):
-    """A module with products of one and the same input, which decoding may run as one."""
-
-    def join_products(self) -> None:
-        """Make the joint copy of the weights, which must not change from here on."""
-
-    def part_products(self) -> None:
-        """Drop the joint copy."""
-
-
 class JoinedLinears:
     """Plain bias-free linear layers of one input as one packed product.
 
@@ -155,10 +143,21 @@ def joined(*linears: nn.Module) -> JoinedLinears | None:
     return JoinedLinears(*plain) if len(plain) == len(linears) and all(fit) else None
 
 
+def _joint_products(module: nn.Module) -> list[tuple[nn.Module, str, list[nn.Module]]]:
+    """What modules declare as ``joint_products``: attributes, and the layers of one input that each may join."""
+    return [
+        (each, name, [getattr(each, layer) for layer in layers])
+        for each in module.modules()
+        for name, layers in getattr(each, "joint_products", {}).items()
+    ]
+
+
 def pack_linears(module: nn.Module) -> int:
     """Replace every plain fp32 CPU ``nn.Linear`` below ``module`` and return how many there were.
 
-    Subclasses (quantised or adapted layers) stay as they are. Modules that can join products do so.
+    Subclasses (quantised or adapted layers) stay as they are. A module whose class attribute ``joint_products`` maps
+    the name of an attribute to those of its layers finds their :class:`JoinedLinears` there until it is unpacked, or
+    None where they cannot be joined.
     """
     replaced = 0
     for parent in list(module.modules()):
@@ -166,9 +165,8 @@ def pack_linears(module: nn.Module) -> int:
             if type(child) is nn.Linear and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child))
                 replaced += 1
-    for each in module.modules():
-        if isinstance(each, JoinsProducts):
-            each.join_products()
+    for each, name, layers in _joint_products(module):
+        setattr(each, name, joined(*layers))
     return replaced
 
 
@@ -196,7 +194,6 @@ def unpack_linears(module: nn.Module) -> int:
                 linear.weight, linear.bias = child.weight, child.bias
                 setattr(parent, name, linear.eval())
                 replaced += 1
-    for each in module.modules():
-        if isinstance(each, JoinsProducts):
-            each.part_products()
+    for each, name, _ in _joint_products(module):
+        setattr(each, name, None)
     return replaced

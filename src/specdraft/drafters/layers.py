@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from specdraft.drafters.convolution import BlockConvolution
 from specdraft.drafters.rope import rotate
-from specdraft.packing import JoinedLinears, joined
+from specdraft.packing import JoinedLinears
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
@@ -49,20 +50,14 @@ class MLP(nn.Module):
         intermediate_size: Width of the gate.
     """
 
+    joint_products: ClassVar = {"_gate_up": ("gate_proj", "up_proj")}  # in decoding, see pack_linears
+
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._gate_up: JoinedLinears | None = None
-
-    def join_products(self) -> None:
-        """Gate and up as one product, for decoding."""
-        self._gate_up = joined(self.gate_proj, self.up_proj)
-
-    def part_products(self) -> None:
-        """Two products again."""
-        self._gate_up = None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``."""
@@ -83,6 +78,9 @@ class Projections(nn.Module):
         eps: Epsilon of the per-head norms.
     """
 
+    # a block's in decoding, and the context's
+    joint_products: ClassVar = {"_qkv": ("q_proj", "k_proj", "v_proj"), "_kv": ("k_proj", "v_proj")}
+
     def __init__(self, hidden_size: int, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
         self.q_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
@@ -95,15 +93,6 @@ class Projections(nn.Module):
         self._heads = (heads, kv_heads)
         self._qkv: JoinedLinears | None = None
         self._kv: JoinedLinears | None = None
-
-    def join_products(self) -> None:
-        """Queries, keys and values of a block as one product, and keys and values of the context, for decoding."""
-        self._qkv = joined(self.q_proj, self.k_proj, self.v_proj)
-        self._kv = joined(self.k_proj, self.v_proj)
-
-    def part_products(self) -> None:
-        """Separate products again."""
-        self._qkv = self._kv = None
 
     def of_block(self, x: Tensor, rope: Rope) -> tuple[Tensor, KeysValues]:
         """:meth:`queries` and :meth:`keys_values` of one input."""
