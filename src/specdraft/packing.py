@@ -46,7 +46,7 @@ def fewest_packed_rows() -> int:
     """Rows from which the blocked layout is at least as fast as the plain product here: 1, 2, 4 or, untried, 8.
 
     Measured once per process, in some hundredths of a second: over a single row the plain product took 0.75 times as
-    long on an Intel Xeon and 1.2 times as long on an AMD EPYC. A baseline on the slower one would flatter speed-ups.
+    long on an Intel Xeon and 1.2 times as long on another machine. A slow baseline would flatter speed-ups.
     """
     weights = [torch.full((2048, 1024), 0.5) for _ in range(2)]  # together more than the caches of a core
     with torch.inference_mode():
