@@ -99,7 +99,7 @@ def autoregressive_against_generate(target: HFTarget, options: argparse.Namespac
 
 @torch.inference_mode()
 def bare_products(target: HFTarget, counts: Sequence[int]) -> dict[int, float]:
-    """Seconds of the linear layers and the head for so many rows: what no engine in this precision gets below."""
+    """Seconds of the linear layers and the head by number of rows, with the kernels of this build of torch."""
     products: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = [(target.head.weight.shape[1], target.head)]
     for module in target.model.modules():
         for names in (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
@@ -230,6 +230,17 @@ def correctors(target: HFTarget, drafter: Drafter, head: Any) -> list[str]:
     return ["### Correctors", "", *table(["batch", "call", "ms", "against the draft"], rows)]
 
 
+def uncorrected(
+    target: HFTarget, drafter: Drafter, head: Any, block_size: int | None = None
+) -> Callable[[list[Request]], DecodeResult]:
+    """Speculative decoding, one request at a time, with a drafter alone and the given head."""
+    return lambda share: speculative_decode(
+        *(target, drafter, NoCorrector(target.spec), head, share),
+        mask_token_id=target.spec.mask_token_id,
+        block_size=block_size,
+    )
+
+
 def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
     """A checkpoint's drafter with the whole head and with those of frequent tokens, uncorrected, in turns (D5)."""
     target = module.target
@@ -240,12 +251,7 @@ def draft_vocabulary(module: Any, options: argparse.Namespace) -> list[str]:
     # a size that the checkpoint has is measured with its own ids, which other data may have chosen
     counted = [size for size in options.draft_vocabularies if size != module.draft_vocab_size]
     heads = [target.head, *(target.head.reduce(most_frequent(data, size)) for size in counted), module.draft_head]
-    decodes = [
-        lambda share, head=head: speculative_decode(
-            *(target, module.drafter, NoCorrector(target.spec), head, share), mask_token_id=target.spec.mask_token_id
-        )
-        for head in heads
-    ]
+    decodes = [uncorrected(target, module.drafter, head) for head in heads]
     for decode in decodes:
         decode(requests[:1])
     found = alternately(decodes, requests, 1)
@@ -276,14 +282,7 @@ def draft_vocabulary_by_layers(target: HFTarget, options: argparse.Namespace) ->
         drafter = DFlash(target.spec, num_layers=layers, block_size=8, tap_norm=True).to(target.device).eval()
         for block_size in (4, 8):
             with packed_linears(drafter):
-                decodes = [
-                    lambda share, head=head, drafter=drafter, block_size=block_size: speculative_decode(
-                        *(target, drafter, NoCorrector(target.spec), head, share),
-                        mask_token_id=target.spec.mask_token_id,
-                        block_size=block_size,
-                    )
-                    for head in heads
-                ]
+                decodes = [uncorrected(target, drafter, head, block_size) for head in heads]
                 for decode in decodes:
                     decode(requests[:1])
                 whole, reduced = (1e3 * d.timing.draft / d.steps for d in alternately(decodes, requests, 1))

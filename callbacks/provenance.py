@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+from specdraft.packing import packed_from_rows
 from specdraft.scratch import write_json
 
 FILE = "provenance.json"
@@ -46,6 +47,7 @@ def provenance() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
+        "packed_from_rows": packed_from_rows(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
@@ -92,7 +94,6 @@ class Provenance(Callback):
         log_dir = trainer.log_dir
         self._before = _read(Path(log_dir) / FILE) if log_dir is not None else {}
         self._further = {}
-        self._write(trainer)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -102,6 +103,19 @@ class Provenance(Callback):
         elif self._before:
             earlier = self._before.pop("earlier", [])
             self._further = {"from_step": step, "earlier": [*earlier, self._before]}
+
+    # written only once the checkpoint is loaded: a resume that fails before must not cost the earlier record
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._write(trainer)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

@@ -68,6 +68,11 @@ def fewest_packed_rows() -> int:
     return 8
 
 
+def packed_from_rows() -> int | None:
+    """What :func:`fewest_packed_rows` is here, to be kept beside measurements; None where a GPU is what decodes."""
+    return fewest_packed_rows() if not torch.cuda.is_available() and can_pack(torch.empty(1, 1)) else None
+
+
 class PackedWeight:
     """A frozen weight with its blocked copy, made by the first decoding loop; plain elsewhere.
 
@@ -88,9 +93,8 @@ class PackedWeight:
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``; differentiable in ``x`` outside of inference mode."""
-        if not self._packable or not torch.is_inference_mode_enabled() or x.dtype != torch.float32:
-            return F.linear(x, self.weight, self.bias)
-        if x.shape[:-1].numel() < self._fewest:
+        packs = self._packable and torch.is_inference_mode_enabled() and x.dtype == torch.float32
+        if not packs or x.shape[:-1].numel() < self._fewest:
             return F.linear(x, self.weight, self.bias)
         if self._packed is None:
             self._packed = _reordered(self.weight.detach().contiguous())
@@ -177,8 +181,8 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
     Args:
         module: Drafter or corrector, whose weights must not change within the block.
     """
-    pack_linears(module)
     try:
+        pack_linears(module)
         yield
     finally:
         unpack_linears(module)

@@ -16,7 +16,7 @@ from specdraft.bootstrap import Counts, read_counts
 
 # options of SpeculativeDecoding that decide what a decoded value means
 _MEASUREMENT = ("num_prompts", "max_new_tokens", "temperature", "top_p", "top_k", "concurrency", "rule")
-_MACHINE = ("machine", "cpu", "threads", "devices")
+_MACHINE = ("machine", "cpu", "threads", "packed_from_rows", "devices")
 _LIBRARIES = ("torch", "transformers")
 
 

@@ -172,6 +172,9 @@ def test_refuses_an_earlier_run_and_other_options(run_cli: Run, last: Path, prom
         run_cli(*words)
     with pytest.raises(ValueError, match="seed 0, not 1"):
         run_cli(*words, "--resume", "--seed=1")
+    # it would be measured alone, against the baseline of another hour
+    with pytest.raises(ValueError, match=r"block_sizes \{'v/last': \[4\]\}, not \{'v/last': \[2, 4\]\}"):
+        run_cli(*words, "--resume", "--block-sizes", 2, 4)
 
 
 @pytest.mark.parametrize("command", ["bench", "tune", "generate", "regenerate"])

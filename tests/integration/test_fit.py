@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import specdraft.callbacks.provenance
+from specdraft.packing import packed_from_rows
 from specdraft.runs import read_provenance
 
 Run = Callable[..., None]
@@ -42,6 +44,7 @@ def test_fit_logs_decodes_and_saves(run_cli: Run, tiny_config: Path, tmp_path: P
     assert values["decode/lossless"] == [1.0, 1.0]
     assert all(mat >= 1 for mat in values["decode/mat"])
     assert json.loads((folder / "provenance.json").read_text())["versions"]["torch"] == torch.__version__
+    assert json.loads((folder / "provenance.json").read_text())["packed_from_rows"] == packed_from_rows()
     assert (folder / "config.yaml").exists()
     for name in ("best.ckpt", "last.ckpt"):
         found = checkpoint(tmp_path, name)
@@ -98,6 +101,16 @@ def test_a_run_that_goes_on_keeps_what_it_was_made_with_before(
     events.Reload()
     logged = [event.step for event in events.Scalars("decode/mat")]
     assert [read_provenance(folder, step)["cpu"] for step in logged] == [f"processor {turn}" for turn in range(3)]
+
+
+def test_a_resume_that_fails_leaves_the_provenance(run_cli: Run, tiny_config: Path, tmp_path: Path) -> None:
+    run_cli("fit", "--config", tiny_config, "--trainer.max_steps=3")
+    kept = (tmp_path / "runs/tiny/v/provenance.json").read_text()
+    damaged = tmp_path / "damaged.ckpt"
+    damaged.write_bytes(b"no checkpoint")
+    with pytest.raises(pickle.UnpicklingError):
+        run_cli("fit", "--config", tiny_config, "--ckpt_path", damaged)
+    assert (tmp_path / "runs/tiny/v/provenance.json").read_text() == kept
 
 
 def test_validate_and_test_reload_what_was_trained(

@@ -117,7 +117,10 @@ def bench(
         blocks[path] = check_blocks(path, module, numbers("block_sizes", block_sizes, [module.drafter.block_size]))
         for params in setup.settings if policy is not None else []:
             check_blocks(path, module, list(PolicyFile.read(str(policy)).make(params.temperature).sizes))
-    facts = setup.facts if policy is None else {**setup.facts, "policy": Path(policy).read_text(encoding="utf-8")}
+    # a size that is added to a finished run would be measured alone, against a baseline of another hour
+    facts = {**setup.facts, "block_sizes": {setup.labels[path]: sizes for path, sizes in blocks.items()}}
+    if policy is not None:
+        facts["policy"] = Path(policy).read_text(encoding="utf-8")
     folder = Path(out)
     journal = Journal(folder / "requests.jsonl", facts, resume)
     found: list[dict[str, Any]] = []

@@ -57,9 +57,9 @@ def inter_token_seconds(results: Iterable[RequestResult]) -> list[float]:
 
 
 def stream_tokens_per_second(results: Iterable[RequestResult]) -> float | None:
-    """Tokens behind the first per second of waiting for them, as one user sees it; None without such tokens."""
+    """Tokens behind the first per second of a request's own rounds, prefills of others left out; None without any."""
     tokens = seconds = 0.0
     for result in results:
         tokens += len(result.tokens) - 1
-        seconds += result.arrivals[-1] - result.arrivals[0]
+        seconds += result.decoding_seconds
     return tokens / seconds if seconds else None

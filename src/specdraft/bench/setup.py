@@ -28,6 +28,7 @@ from specdraft.decoding import (
 )
 from specdraft.decoding.policy_file import device_name
 from specdraft.module import DraftingModule
+from specdraft.packing import packed_from_rows
 
 
 @dataclass
@@ -121,6 +122,7 @@ def prepare(
         "device": str(model.device),
         "device_name": device_name(model.device),
         "threads": torch.get_num_threads(),
+        "packed_from_rows": packed_from_rows(),
         "prompts": prompts,
         "num_prompts": len(requests),
         "max_new_tokens": max_new_tokens,

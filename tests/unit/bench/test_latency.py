@@ -51,3 +51,5 @@ def test_gaps_of_a_request():
     assert inter_token_seconds(both) == pytest.approx([0.1, 0.1, 0.1, 0.2])
     assert stream_tokens_per_second(both) == pytest.approx(4 / 0.5)
     assert stream_tokens_per_second([single]) is None
+    result.waited = 0.1  # while others were prefilled
+    assert stream_tokens_per_second(both) == pytest.approx(4 / 0.4)
